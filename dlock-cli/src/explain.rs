@@ -58,7 +58,8 @@ const ERRORS: [Explained; 22] = [
     (
         "E0007",
         "The store refused the request (Refused).",
-        "A wrong password, a missing permission, a read-only replica, or memory that is used up.",
+        "A wrong password, a missing permission, a read-only replica, or memory that is used up. Of `dlock break`: a Java \
+         holder that was named has other holders beside it by now.",
         page!(
             "permissions.md",
             " lists the permissions for each feature. For \"OOM\" see the server's maxmemory."
@@ -109,8 +110,9 @@ const ERRORS: [Explained; 22] = [
     (
         "E0015",
         "The name of the lock breaks a rule (InvalidKey).",
-        "It is empty, too long, has control characters, or braces where they do not belong.",
-        "See the documentation of LockKey.",
+        "It is empty, too long, has control characters, braces where they do not belong, or begins with `dlock:`, as \
+         dlock's own keys do.",
+        "Put a prefix before it, or see the documentation of LockKey.",
     ),
     (
         "E0016",
@@ -134,8 +136,10 @@ const ERRORS: [Explained; 22] = [
     (
         "E0019",
         "This store or this version cannot do it (Unsupported).",
-        "Not every store has every kind of lock and every ability.",
-        "LockClient::capabilities says what it can do.",
+        "Not every store has every kind of lock and every ability. `dlock break` and `revoke` refuse the permits of a \
+         semaphore on every store.",
+        "LockClient::capabilities says what the store can do. A permit comes back at the end of its lease; `dlock \
+         force-unlock` frees all permits of the semaphore.",
     ),
     (
         "E0020",

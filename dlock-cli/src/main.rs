@@ -73,8 +73,8 @@ enum Command {
     },
     /// Print the manual page of `dlock`, or of one of its commands, as in `dlock man run | man -l -`.
     Man {
-        /// The command.
-        command: Option<String>,
+        /// The command, as in `record show`.
+        command: Vec<String>,
     },
 }
 
@@ -93,7 +93,7 @@ fn main() -> ExitCode {
         Command::Doctor(doctor) => doctor::run(args.url, &doctor),
         Command::Explain { code, json } => explain::explain(code.as_deref(), json),
         Command::Completions { shell } => pages::completions(Args::command(), shell),
-        Command::Man { command } => pages::man(Args::command(), command.as_deref()),
+        Command::Man { command } => pages::man(Args::command(), &command),
     };
     outcome.unwrap_or_else(|error| {
         output::print_error(format_args!("dlock: {error}"));

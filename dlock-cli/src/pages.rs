@@ -15,21 +15,17 @@ pub(crate) fn completions(mut all: Command, shell: Shell) -> Result<ExitCode, St
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints the manual page of the whole command, or of a subcommand.
-pub(crate) fn man(mut all: Command, command: Option<&str>) -> Result<ExitCode, String> {
+/// Prints the manual page of the whole command, or of the subcommand of these words.
+pub(crate) fn man(mut all: Command, command: &[String]) -> Result<ExitCode, String> {
     all.build();
-    let page = match command {
-        None => all,
-        Some(name) => {
-            let found = all.find_subcommand(name);
-            let name = crate::look::clean(name);
-            found
-                .cloned()
-                .ok_or_else(|| format!("there is no command {name}"))?
-        }
-    };
+    let mut page = &all;
+    for name in command {
+        let found = page.find_subcommand(name);
+        page =
+            found.ok_or_else(|| format!("there is no command {}", crate::look::clean(&command.join(" "))))?;
+    }
     let mut text = Vec::new();
-    let rendered = clap_mangen::Man::new(page).render(&mut text);
+    let rendered = clap_mangen::Man::new(page.clone()).render(&mut text);
     rendered.map_err(|error| error.to_string())?;
     output::print(String::from_utf8_lossy(&text));
     Ok(ExitCode::SUCCESS)

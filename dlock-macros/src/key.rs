@@ -87,10 +87,11 @@ impl Key {
         let mut chains = Vec::new();
         let mut rewritten = String::new();
         let mut captures = false;
-        for piece in pieces {
+        for (at, piece) in pieces.into_iter().enumerate() {
             match piece {
                 Piece::Text(part) => {
                     check_text(&text, part)?;
+                    check_begin(&text, part, at)?;
                     rewritten.push_str(part);
                 }
                 Piece::Capture { name, spec } => {
@@ -295,6 +296,16 @@ fn check_text(text: &LitStr, part: &str) -> Result<()> {
     Err(Error::new_spanned(text, wrong))
 }
 
+fn check_begin(text: &LitStr, part: &str, at: usize) -> Result<()> {
+    match at == 0 && part.starts_with("dlock:") {
+        true => Err(Error::new_spanned(
+            text,
+            "a key cannot begin with `dlock:`, as dlock's own keys do: put a prefix before it",
+        )),
+        false => Ok(()),
+    }
+}
+
 fn check_capture(text: &LitStr, name: &str) -> Result<()> {
     if name.is_empty() || name.bytes().all(|byte| byte.is_ascii_digit()) {
         let message = format!(
@@ -390,6 +401,11 @@ mod tests {
         assert!(error("").contains("empty"));
         assert!(error("a{{b}}").contains("braces"));
         assert!(error("a\nb").contains("control"));
+        assert!(error("dlock:audit").contains("dlock:"));
+        assert!(error("dlock:{order}").contains("a prefix before it"));
+        for text in ["dlock", "a:dlock:b", "{order}dlock:"] {
+            expanded(text);
+        }
         assert!(error(&"x".repeat(513)).contains("512"));
     }
 

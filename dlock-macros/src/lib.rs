@@ -119,8 +119,12 @@ use proc_macro::TokenStream;
 /// ```
 ///
 /// The key is computed once, before everything else. A `?` in it returns from the function. A key is 1 to 512 bytes
-/// long and has no control characters and no braces; a computed key that violates this is an `Error::InvalidKey` of
-/// that call, and the body does not run.
+/// long, has no control characters and no braces, and does not begin with `dlock:`; a computed key that violates this is an
+/// `Error::InvalidKey` of that call, and the body does not run.
+///
+/// Of several texts that a user may choose, only the last may have the separator: with `"doc:{tenant}:{name}"`, tenant `a` with
+/// name `b:c` and tenant `a:b` with name `c` have one key. For a lock such calls only wait for each other; with `#[once]` the
+/// second does not run, and gets the result of the first.
 ///
 /// # Several keys
 ///
@@ -355,13 +359,32 @@ pub fn distributed_lock(options: TokenStream, item: TokenStream) -> TokenStream 
 ///
 /// | option | default | meaning |
 /// |---|---|---|
-/// | `key = …`, `key(…)` | required | the name of the work, as in `#[distributed_lock]` |
+/// | `key = …`, `key(…)` | required | the name of the work, as in `#[distributed_lock]`: different work needs different names, whatever texts users choose |
 /// | `client = expr` | the client of `dlock::default_client` | which `LockClient` |
 /// | `keep = "30d"` | 1 day | how long the result is kept |
 /// | `lease = "1m"` | the client's, 30 s | how long a crashed attempt blocks the next one |
 /// | `wait = "3s"` | not at all | how long to wait for the result of another process |
 /// | `attempts = 3` | no limit | how many attempts may fail before the failure is kept |
 /// | `crate = path` | `::dlock` | the `dlock` crate, if it has another name |
+///
+/// `dlock::OnceClaim::current()` returns the claim in the body: the fencing token for what it writes, and the number of the
+/// attempt. The attribute has no slots of time (`every`, `slot`), no `on_failure` and `on_orphan` beyond `attempts` (with
+/// `attempts = 1` the body runs at most once, also if its process crashes), and does not tell a result of this call from an
+/// earlier one: for these, call `client.once(…)` in a function without the attribute. There is no `on_error` either: the
+/// function's `From<dlock::NotRun>` makes the error.
+///
+/// ```
+/// # use dlock::{LockClient, NotRun, OnceClaim, once};
+/// # async fn write(_: u64) -> Result<(), NotRun> { Ok(()) }
+/// #[once(key = "close:{month}", client = client)]
+/// async fn close(client: &LockClient, month: u32) -> Result<(), NotRun> {
+///     let claim = OnceClaim::current().expect("the body runs under its claim");
+///     write(claim.fencing_token()).await // refuses a smaller token
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), NotRun> {
+/// # close(&LockClient::memory(), 7).await
+/// # }
+/// ```
 ///
 /// The arguments that the body names are moved into it; the others are dropped when the function returns. The function
 /// keeps its signature.

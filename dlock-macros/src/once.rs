@@ -16,8 +16,21 @@ use crate::{async_trait, suggest};
 const WORDS: Words = Words {
     names: &["key", "client", "keep", "lease", "wait", "attempts", "crate"],
     elsewhere: suggest::ONCE_ELSEWHERE,
+    instead: INSTEAD,
     nameless: "which option? To name what is done once, write `key = \"…\"`",
 };
+
+const BY_CALL: &str = "call `client.once(…)`, which has a method of this name, instead of the attribute";
+const BY_ERROR: &str = "the function's error says it, made by its `From<dlock::NotRun>`";
+/// Options of `Once`, and of `#[distributed_lock]`, that this attribute does not have.
+const INSTEAD: &[(&str, &str)] = &[
+    ("every", BY_CALL),
+    ("slot", BY_CALL),
+    ("on_failure", BY_CALL),
+    ("on_orphan", BY_CALL),
+    ("on_error", BY_ERROR),
+    ("on_busy", BY_ERROR),
+];
 
 /// Expands the attribute: the function whose body runs once, or the errors and the unchanged function.
 pub(crate) fn attribute(options: TokenStream, item: TokenStream) -> TokenStream {
@@ -194,6 +207,21 @@ mod tests {
                 ),
             );
             assert!(text.contains(&format!("did you mean `{option}`?")), "{text}");
+        }
+    }
+
+    #[test]
+    fn options_that_only_the_call_has_are_named_with_it() {
+        for (word, instead) in INSTEAD {
+            let word = Ident::new(word, Span::call_site());
+            let text = expanded(
+                quote!(key = "k", #word = 1),
+                quote!(
+                    async fn f() {}
+                ),
+            );
+            let told = format!("there is no option `{word}`: {instead}");
+            assert!(text.contains(&told), "{text}");
         }
     }
 

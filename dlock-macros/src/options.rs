@@ -30,6 +30,7 @@ const WORDS: Words = Words {
         "crate",
     ],
     elsewhere: suggest::LOCKS_ELSEWHERE,
+    instead: &[],
     nameless: "which option? To name the lock, write `key = \"…\"`",
 };
 

@@ -43,6 +43,8 @@ pub(crate) struct Words {
     pub(crate) names: &'static [&'static str],
     /// Words that other libraries use for them.
     pub(crate) elsewhere: &'static [(&'static str, &'static str)],
+    /// What the attribute does not have, and what to do instead.
+    pub(crate) instead: &'static [(&'static str, &'static str)],
     /// The error about a value without a name.
     pub(crate) nameless: &'static str,
 }
@@ -145,6 +147,9 @@ where
 
 fn unknown(name: &Ident, words: &Words) -> Error {
     let text = name.to_string();
+    if let Some((_, instead)) = words.instead.iter().find(|(word, _)| *word == text) {
+        return Error::new(name.span(), format!("there is no option `{text}`: {instead}"));
+    }
     let message = match suggest::nearest(&text, words.names, words.elsewhere) {
         Some(near) => format!("there is no option `{text}`: did you mean `{near}`?"),
         None => format!(

@@ -160,17 +160,17 @@
 //!
 //! # Features
 //!
-//! `axum`: path parameters ([`key::path_param`](key)), `HeldLock`, and the original URI under
+//! `axum`, for axum 0.8: path parameters ([`key::path_param`](key)), `HeldLock`, and the original URI under
 //! nested routers; `Idempotency` as an extractor. Without it, keys that are made of the path see only what
 //! axum's `nest` left of it.
 //!
 //! `console`: the locks of all processes for the person on call, to mount in an axum app; see `console`.
 //!
-//! `tonic`: the layers around a tonic server, whose body can be read ahead then.
+//! `tonic`, for tonic 0.14: the layers around a tonic server, whose body can be read ahead then.
 //!
 //! `once`: `TaskOnceLayer`, for messages that are delivered more than once.
 //!
-//! `metrics`: what the lock layer and the idempotency layer count, through the `metrics` facade. It also enables the
+//! `metrics`: what the lock layer and the idempotency layer count, through the facade `metrics` 0.24. It also enables the
 //! feature `metrics` of `dlock`.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -185,6 +185,8 @@ pub mod idempotency;
 pub mod key;
 pub mod lock;
 mod not_started;
+#[cfg(feature = "metrics")]
+mod observed;
 mod own_answer;
 mod problem;
 mod reason;

@@ -46,7 +46,7 @@
 //! | for | use |
 //! |---|---|
 //! | a function | `#[distributed_lock(key = ...)]` |
-//! | a block of code that may call others which take the same lock | [`Lock::run`] |
+//! | a block of code that may call others which take the same lock | [`Lock::run`], or [`Lock::try_run`] to skip it if the lock is held |
 //! | full control | [`Lock::acquire`], [`Lock::try_acquire`] and the [`LockGuard`] |
 //! | data with many readers and some writers | [`LockClient::rw_lock`] |
 //! | several locks, all or none, without deadlocks | [`LockClient::multi`] |
@@ -110,6 +110,34 @@
 //! # Ok(()) }
 //! ```
 //!
+//! # Synchronous code
+//!
+//! Without `async` there is no attribute and no [`Lock::run`], but every call is a future that any thread can wait for. A
+//! lock is renewed by tasks of the runtime that built the client. So that runtime has threads of its own, and lives for as
+//! long as the program: with `new_current_thread`, or a runtime that is made for one call, **nothing renews the lock while
+//! the work runs**, and another process gets it after the lease.
+//!
+//! ```
+//! use dlock::LockClient;
+//! use std::time::Duration;
+//!
+//! # fn import(_token: u64) {}
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let runtime = tokio::runtime::Runtime::new()?; // with tokio's feature `rt-multi-thread`
+//! let client = runtime.block_on(LockClient::connect("memory://"))?; // redis://localhost in a program
+//!
+//! let guard = runtime.block_on(client.lock("import").acquire())?;
+//! import(guard.fencing_token());
+//! guard.check()?; // a loss does not stop the work: ask between its steps
+//! runtime.block_on(guard.release())?; // or drop it, in any thread
+//!
+//! runtime.block_on(client.shutdown(Duration::from_secs(5)));
+//! # Ok(()) }
+//! ```
+//!
+//! In a program that is otherwise async, such code runs in `spawn_blocking`, where `Handle::current().block_on(…)` waits.
+//! `block_on` panics in a task. A guard of an async caller can be moved there, see [`Lock::run`].
+//!
 //! # Features
 //!
 //! | feature | gives |
@@ -117,9 +145,9 @@
 //! | `macros` (default) | `#[distributed_lock]`; `#[once]` together with `once` |
 //! | `redis` (default) | the Redis and Valkey store |
 //! | `tls` | `rediss://` by rustls |
-//! | `metrics` | metrics through the `metrics` facade: waits, holds, losses, near misses, requests to the store, by [group](LockOptions::group); [`buckets`] that suit them; [docs/metrics.md](https://github.com/dlock-rs/dlock/blob/main/docs/metrics.md) lists them |
+//! | `metrics` | metrics through the facade `metrics` 0.24: waits, holds, losses, near misses, requests to the store, by [group](LockOptions::group); [`buckets`] that suit them; [docs/metrics.md](https://github.com/dlock-rs/dlock/blob/main/docs/metrics.md) lists them |
 //! | `once` | `LockClient::once`: work that is done once, however many processes ask for it |
-//! | `axum` | `IntoResponse` for [`Error`], as problem+json |
+//! | `axum` | `IntoResponse` of axum 0.8 for [`Error`], as problem+json |
 //!
 //! `tls` uses [rustls](https://docs.rs/rustls) with its cryptography provider `ring`. If another dependency of the program
 //! adds `aws-lc-rs`, rustls does not choose between the two: every `rustls::ClientConfig::builder()` of the program panics

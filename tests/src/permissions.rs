@@ -41,6 +41,16 @@ pub fn of_zookeeper() -> Vec<&'static str> {
     lines
 }
 
+/// The headings that have lines for this user.
+pub fn headings(user: &str) -> Vec<&'static str> {
+    let begin = format!("\nACL SETUSER {user} ");
+    let sections = PAGE.split("\n## ").skip(1);
+    sections
+        .filter(|section| section.contains(&begin))
+        .filter_map(|section| section.lines().next())
+        .collect()
+}
+
 /// The commands under a heading.
 ///
 /// # Panics

@@ -47,7 +47,8 @@ pub(crate) enum Look {
         #[command(subcommand)]
         command: RecordCommand,
     },
-    /// End the hold of a lock, whichever client has it. Prefer `break`, which ends one specific hold.
+    /// End every hold of a lock, whichever clients have it: all holders of a semaphore or a read lock. Prefer `break`, which
+    /// ends one specific hold.
     ///
     /// Exit status: 0 released, 1 it was free, 2 failed.
     ForceUnlock {
@@ -151,7 +152,7 @@ pub(crate) struct InterventionArgs {
     /// The reason, for the audit log, and for the holder if there is one.
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: String,
-    /// The name of the operator; the user of this shell by default.
+    /// The name of the operator [default: $USER, or `dlock-cli on HOST` where that is not set].
     #[arg(long, value_name = "NAME")]
     pub(crate) by: Option<String>,
     /// Do not write it to the audit log.

@@ -182,7 +182,11 @@ impl Diagnosis {
             Err(Error::Refused { message, .. }) => {
                 (None, format!("connections are not visible: {}", clean(&message)))
             }
-            connections => (connections?, "this store does not tell connections".to_owned()),
+            connections => {
+                let hidden = "the store does not tell which connections are its (on Redis and Valkey its user needs \
+                              +client|setname for that)";
+                (connections?, hidden.to_owned())
+            }
         };
         let address = connections
             .iter()
@@ -251,12 +255,15 @@ async fn silent(
         Some(all) if all.is_empty() && report.is_none() => Diagnosis::new(
             State::Gone,
             format!(
-                "it is not connected here: crashed, cut off, reconnecting, behind a proxy, or on a shared store; {heard}"
+                "it is not connected here: crashed, cut off, reconnecting, behind a proxy, on a shared store, or without the \
+                 right to name its connection (+client|setname); {heard}"
             ),
             None,
         ),
         Some(all) if all.is_empty() => {
-            let because = format!("it is not connected; {heard}{place}");
+            let because = format!(
+                "it is not connected, or may not name its connection (+client|setname); {heard}{place}"
+            );
             Diagnosis::new(State::Gone, because, report)
         }
         Some(all) if report.is_none() => {

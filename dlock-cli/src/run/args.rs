@@ -258,7 +258,10 @@ impl Plan {
             (Kind::Permit, _) | (Kind::Read, "read") => true,
             (_, outer) => ["permit", "once"].contains(&outer),
         };
-        let has = |key: &&LockKey| outer_keys.lines().any(|outer| outer == key.to_string());
+        let has = |key: &&LockKey| {
+            let key = key.to_string();
+            outer_keys.lines().any(|outer| outer == key)
+        };
         self.keys.iter().filter(|_| !is_bounded && !is_apart).find(has)
     }
 

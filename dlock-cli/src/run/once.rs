@@ -117,6 +117,8 @@ enum Reply {
     },
     Missed {
         slot: SystemTime,
+        /// The last slot that was begun, if known.
+        last: Option<SystemTime>,
     },
     /// Of a newer version of the library.
     Other,
@@ -259,7 +261,7 @@ impl From<SlotReply<Value>> for Reply {
                 remaining,
                 slots: Some([slot, running]),
             },
-            SlotReply::Missed { slot, .. } => Reply::Missed { slot },
+            SlotReply::Missed { slot, last, .. } => Reply::Missed { slot, last },
             _ => Reply::Other,
         }
     }
@@ -273,11 +275,12 @@ fn not_run(answer: Answer, plan: &Plan, say: Say) -> End {
             plan.conflict.unwrap_or(0),
             format!("was run before{}", by(&result)),
         ),
-        Ok(Reply::Missed { slot }) => {
-            let why = format!(
-                "slot {} is over: a later one was begun, or it is too old",
-                rfc3339(slot)
-            );
+        Ok(Reply::Missed { slot, last }) => {
+            let why = match last.filter(|last| *last > slot) {
+                Some(last) => format!("a later one was begun, {}", rfc3339(last)),
+                None => "it is older than --keep".to_owned(),
+            };
+            let why = format!("slot {} is over: {why}", rfc3339(slot));
             (plan.conflict.unwrap_or(0), why)
         }
         Ok(Reply::Elsewhere {

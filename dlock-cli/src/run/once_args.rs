@@ -26,7 +26,8 @@ pub(crate) struct OnceArgs {
           conflicts_with_all = OF_LOCKS)]
     every: Option<Duration>,
     /// Run the command once in the slot that begins at this time: the time for which the scheduler fires, the same on
-    /// every machine, as in 2026-11-22T03:00:00Z, with an offset (+01:00), or @1763780400. Not the present.
+    /// every machine, as in 2026-11-22T03:00:00Z, with an offset (+01:00), or @1763780400. Not the present. A slot that is
+    /// older than --keep, or than the last one that was begun, is not run: exit status 0.
     #[arg(long, value_name = "WHEN", value_parser = when::parse, group = "asked_once", conflicts_with_all = OF_LOCKS)]
     slot: Option<SystemTime>,
     /// How long to remember that the command ran; after that it runs again [default: 1day; with --every at least three

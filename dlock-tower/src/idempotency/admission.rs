@@ -102,6 +102,8 @@ where
         }
         Err(rejection) => return Err(rejection.into()),
     };
+    // Until the claim has its owner: the body is built by the user's code, which may panic.
+    asking.in_doubt = true;
     // At 0 no handler may be detached, so there is none to limit.
     let most = core.settings.max_detached;
     if most > 0 && core.shared.detached.get() >= most {
@@ -119,11 +121,10 @@ where
         retention,
     };
     let locks = parts.extensions.get::<RequestLocks>().cloned();
+    let request = Request::from_parts(parts, B::from_buffered(body));
     let claim = Owned::take(core, key, grant, locks.unwrap_or_default());
-    Ok(Admitted::Claimed(
-        Request::from_parts(parts, B::from_buffered(body)),
-        claim,
-    ))
+    asking.in_doubt = false;
+    Ok(Admitted::Claimed(request, claim))
 }
 
 /// Whether a layer further out has claimed this very record for this request: it must not find itself in progress. A
@@ -203,7 +204,6 @@ impl Asking {
     /// Releases a claim that was granted but is not needed, so that the key is free when the answer arrives. If that
     /// fails, it continues in the background.
     async fn take_back(mut self) {
-        self.in_doubt = true;
         let release = self
             .core
             .shared
@@ -280,7 +280,8 @@ impl Asking {
             let answer = self.core.shared.records.claim(self.claim.clone()).await;
             let error = match answer {
                 Ok(reply) => {
-                    self.in_doubt = false;
+                    // The attempt in progress may be that of an earlier request of this one.
+                    self.in_doubt = in_doubt && matches!(reply, ClaimReply::InProgress { .. });
                     return Ok(reply);
                 }
                 Err(error) => error,

@@ -38,7 +38,8 @@ impl IdempotencyHandle {
 
     /// Waits until all of that is done, at most this long, and returns how many pieces of work are left; those continue
     /// for as long as the runtime does. Call it after the server has ended and before the lock client is shut down.
-    /// Bodies of responses are [read on](super::IdempotencyLayer::read_on) for at most half of the time.
+    /// Bodies of responses are [read on](super::IdempotencyLayer::read_on) for at most half of the time, the shortest if
+    /// several handles shut the layer down at once.
     ///
     /// # Cancel safety
     ///
@@ -46,11 +47,8 @@ impl IdempotencyHandle {
     pub async fn shutdown(&self, deadline: Duration) -> usize {
         let tasks = &self.shared.tasks;
         let closes = Instant::now().checked_add(deadline / 2);
-        self.shared.closing.send_replace(closes);
-        let _open = Reopen(&self.shared);
-        tasks.close();
+        let _under_way = Shutdown::begin(&self.shared, closes);
         let _ = tokio::time::timeout(deadline, tasks.wait()).await;
-        tasks.reopen();
         tasks.len()
     }
 
@@ -73,12 +71,30 @@ impl IdempotencyHandle {
     }
 }
 
-/// Lets bodies be read on again.
-struct Reopen<'a>(&'a Shared);
+/// A shutdown under way. The end of the last one lets bodies be read on again.
+struct Shutdown<'a>(&'a Shared);
 
-impl Drop for Reopen<'_> {
+impl Shutdown<'_> {
+    fn begin(shared: &Shared, closes: Option<Instant>) -> Shutdown<'_> {
+        shared.closing.send_modify(|closing| {
+            closing.shutdowns += 1;
+            closing.until = closing.until.into_iter().chain(closes).min();
+        });
+        shared.tasks.close();
+        Shutdown(shared)
+    }
+}
+
+impl Drop for Shutdown<'_> {
     fn drop(&mut self) {
-        self.0.closing.send_replace(None);
+        self.0.closing.send_modify(|closing| {
+            closing.shutdowns -= 1;
+            if closing.shutdowns == 0 {
+                closing.until = None;
+                // Here, so that it comes before the next shutdown closes them.
+                self.0.tasks.reopen();
+            }
+        });
     }
 }
 

@@ -110,8 +110,9 @@ impl<C> IdempotencyLayer<C> {
 
     /// Sets a namespace that separates the keys of this service from those of others on the same store; empty by
     /// default. A gateway that passes keys on to a backend needs another one than the backend, if both have such a layer
-    /// on one store: otherwise the backend finds the key in progress, by the claim of the gateway, and answers 409. Within
-    /// one process, the inner one of two layers with the same record lets the request pass.
+    /// on one store: otherwise the backend finds the key in progress, by the claim of the gateway, and answers 409. A gateway
+    /// over a network also needs [`retry_ambiguous`](Self::retry_ambiguous): it would keep the backend's own 409 and 503, as of an
+    /// attempt in progress, for the client's retries. The backend prevents a second effect. Within one process, the inner one of two layers with the same record lets the request pass.
     pub fn namespace(self, namespace: impl Into<String>) -> Self {
         self.set(|settings| settings.namespace = namespace.into())
     }

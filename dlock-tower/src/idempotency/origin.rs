@@ -35,6 +35,8 @@ impl Origin {
     {
         let counted = claim.core.shared.detached.enter();
         let work = async move {
+            // The first capture is dropped first: work whose task is never polled ends before the locks are released.
+            let _ = &work;
             let (locks, _counted) = (locks, counted);
             work.await;
             locks.release().await;

@@ -40,8 +40,16 @@ pub(super) struct Shared {
     pub(super) detached: ActiveCount,
     /// Requests that wait for an equal one.
     pub(super) waiting: ActiveCount,
-    /// Until when bodies are read on, while the layer is shut down.
-    pub(super) closing: watch::Sender<Option<Instant>>,
+    pub(super) closing: watch::Sender<Closing>,
+}
+
+/// The shutdowns of a layer: each of its handles may begin one.
+#[derive(Debug, Default)]
+pub(super) struct Closing {
+    /// How many are under way.
+    pub(super) shutdowns: usize,
+    /// Until when bodies are read on; the earliest that one of them has set.
+    pub(super) until: Option<Instant>,
 }
 
 impl Shared {
@@ -59,7 +67,7 @@ impl Shared {
             claims: AtomicU64::new(0),
             detached: ActiveCount::default(),
             waiting: ActiveCount::default(),
-            closing: watch::Sender::new(None),
+            closing: watch::Sender::default(),
         }
     }
 }
@@ -70,7 +78,7 @@ impl Shared {
         let until = Instant::now() + limit;
         let mut closing = self.closing.subscribe();
         loop {
-            let closes = *closing.borrow_and_update();
+            let closes = closing.borrow_and_update().until;
             tokio::select! {
                 biased;
                 () = sleep_until(closes.map_or(until, |closes| closes.min(until))) => return,

@@ -13,7 +13,7 @@ macro_rules! counters {
             $(pub(super) fn $name(&self) {
                 self.$name.fetch_add(1, Ordering::Relaxed);
                 #[cfg(feature = "metrics")]
-                metrics::counter!($metric $(, $label => $value)*).increment(1);
+                crate::observed::observed(|| metrics::counter!($metric $(, $label => $value)*).increment(1));
             })+
 
             pub(super) fn snapshot(&self) -> IdempotencyStats {

@@ -57,7 +57,8 @@ impl<E> Key<E> {
         })
     }
 
-    /// Uses another key if this one is missing or lets the request pass. An invalid key is refused all the same.
+    /// Uses another key if this one is missing or lets the request pass. An invalid key is refused all the same. A request
+    /// that has both is locked by this one: the handler must look for them in the same order.
     pub fn or<O>(self, other: O) -> Key<Or<E, O>> {
         Key::new(Or {
             first: self.extractor,

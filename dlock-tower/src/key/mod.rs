@@ -28,8 +28,8 @@
 //! [docs/keys.md](https://github.com/dlock-rs/dlock/blob/main/docs/keys.md) lists spellings that handlers treat as
 //! equal: of numbers, UUIDs, Unicode, paths and queries.
 //!
-//! Keys come from user input, so an invalid lock name (empty, more than 512 bytes, control characters, braces) is the
-//! client's mistake: 400. The same holds for a header or parameter that is given twice, since the handler might read
+//! Keys come from user input, so an invalid lock name (empty, more than 512 bytes, control characters, braces, or one
+//! that begins with `dlock:`) is the client's mistake: 400. The same holds for a header or parameter that is given twice, since the handler might read
 //! the other one.
 //!
 //! ```

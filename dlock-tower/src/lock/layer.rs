@@ -208,6 +208,21 @@ impl<K, P> LockLayer<K, P> {
         self.set(|options| options.min_hold(min_hold))
     }
 
+    /// Sets the group by which metrics distinguish locks: the kind of work, never a key. By default it is the path that
+    /// axum has matched, as `/orders/{id}`, and without axum none; see [`LockOptions::group`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// # let client = dlock::LockClient::memory();
+    /// use dlock_tower::{LockLayer, key};
+    ///
+    /// let layer = LockLayer::new(client, key::header("x-account")).group("accounts");
+    /// # let _ = layer; }
+    /// ```
+    pub fn group(self, group: &'static str) -> Self {
+        self.set(|options| options.group(group))
+    }
+
     fn set(mut self, change: impl FnOnce(LockOptions) -> LockOptions) -> Self {
         self.settings.options = change(self.settings.options);
         self

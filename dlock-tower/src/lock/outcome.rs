@@ -8,6 +8,9 @@ use metrics::{Counter, counter, with_recorder};
 #[cfg(feature = "metrics")]
 use parking_lot::RwLock;
 
+#[cfg(feature = "metrics")]
+use crate::observed::observed;
+
 /// How a request passed a lock layer, or why it did not.
 #[derive(Clone, Copy)]
 pub(super) enum Outcome {
@@ -44,6 +47,11 @@ impl Outcomes {
     /// Counts a request.
     #[cfg(feature = "metrics")]
     pub(super) fn count(&self, outcome: Outcome) {
+        observed(|| self.record(outcome));
+    }
+
+    #[cfg(feature = "metrics")]
+    fn record(&self, outcome: Outcome) {
         let recorder = with_recorder(|recorder| std::ptr::from_ref(recorder).cast::<()>().addr());
         let registered = self.registered.read();
         if registered.recorder == recorder {

@@ -39,7 +39,7 @@ pub enum Done<T> {
     /// The inner service ran before, here or elsewhere: this is the response that was kept.
     Earlier(T),
     /// The inner service ran here, and the store did not confirm the response in time. It goes on being sent in the
-    /// background. A message that is acknowledged now is not repeated; one that is delivered again may run again, when the
+    /// background, unless the store refuses it for good. A message that is acknowledged now is not repeated; one that is delivered again may run again, when the
     /// lease is over.
     Unrecorded(T, Error),
 }
@@ -65,8 +65,8 @@ impl<T> Done<T> {
 /// | | do | |
 /// |---|---|---|
 /// | `Store` of an invalid key or option, for example | put the message aside: it would never run | [`is_permanent`](Self::is_permanent) |
-/// | `Elsewhere`, any other `Store` | requeue the message; this was no attempt | [`is_not_started`](Self::is_not_started), [`retry_after`](Self::retry_after) |
-/// | `Inner`, `Lost` | requeue the message; an attempt was made | |
+/// | `Elsewhere`, any other `Store`, `Lost` before the work | requeue the message; this was no attempt | [`is_not_started`](Self::is_not_started), [`retry_after`](Self::retry_after) |
+/// | `Inner`, any other `Lost` | requeue the message; an attempt was made | |
 /// | `ResultUnavailable`, `Unreadable` | acknowledge the message: it was done before | [`is_done`](Self::is_done) |
 /// | `Failed`, `Orphaned` | put the message aside: no attempt follows | [`is_given_up`](Self::is_given_up) |
 ///
@@ -99,14 +99,16 @@ pub enum TaskOnceError<E> {
         /// What its lease has left unless it is renewed.
         remaining: Duration,
     },
-    /// The claim was lost while the inner service worked. The work was dropped, or its response came too late; another
-    /// process may run it.
+    /// The claim was lost: its lease was over before the inner service was called, the work was dropped, or its response came
+    /// too late. Another process may run it.
     #[non_exhaustive]
     Lost {
         /// The key.
         key: LockKey,
         /// The number of this attempt.
         attempt: u32,
+        /// Whether the inner service was called. If not, the store does not count the attempt.
+        started: bool,
     },
     /// Earlier attempts failed, and [`OnFailure`] says that there are no more.
     #[non_exhaustive]
@@ -151,7 +153,11 @@ impl<E> TaskOnceError<E> {
             OnceError::Work(error) => TaskOnceError::Inner(error),
             OnceError::Failed { attempts, .. } => TaskOnceError::Failed { key, attempts },
             OnceError::Orphaned { attempt, .. } => TaskOnceError::Orphaned { key, attempt },
-            OnceError::Lost { attempt, .. } => TaskOnceError::Lost { key, attempt },
+            OnceError::Lost { attempt, started, .. } => TaskOnceError::Lost {
+                key,
+                attempt,
+                started,
+            },
             OnceError::ResultUnavailable => TaskOnceError::ResultUnavailable { key },
             OnceError::Unreadable { why, .. } => TaskOnceError::Unreadable { key, why },
             OnceError::Store(error) => TaskOnceError::Store(error),
@@ -164,7 +170,8 @@ impl<E> TaskOnceError<E> {
     /// [`retry_after`](Self::retry_after), unless the error [is permanent](Self::is_permanent).
     #[must_use]
     pub fn is_not_started(&self) -> bool {
-        matches!(self, TaskOnceError::Elsewhere { .. } | TaskOnceError::Store(_))
+        use TaskOnceError::{Elsewhere, Lost, Store};
+        matches!(self, Elsewhere { .. } | Store(_) | Lost { started: false, .. })
     }
 
     /// Returns whether the inner service was not called, and trying again cannot help: the key is invalid
@@ -195,6 +202,7 @@ impl<E> TaskOnceError<E> {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             TaskOnceError::Elsewhere { remaining, .. } => Some((*remaining).clamp(SHORTEST, SOON)),
+            TaskOnceError::Lost { started: false, .. } => Some(SOON),
             TaskOnceError::Store(error) => retry_after(error),
             _ => None,
         }
@@ -237,8 +245,13 @@ impl<E: fmt::Display> fmt::Display for TaskOnceError<E> {
                 f,
                 "\"{key}\" is being done by another process, in attempt {attempt}; its lease ends in {remaining:.1?}"
             ),
-            TaskOnceError::Lost { key, attempt } => {
-                write!(f, "attempt {attempt} of \"{key}\" lost its claim")
+            TaskOnceError::Lost {
+                key,
+                attempt,
+                started,
+            } => {
+                let when = if *started { "" } else { " before it began" };
+                write!(f, "attempt {attempt} of \"{key}\" lost its claim{when}")
             }
             TaskOnceError::Failed { key, attempts } => {
                 write!(
@@ -644,6 +657,34 @@ impl<S: fmt::Debug, Req, K> fmt::Debug for TaskOnceService<S, Req, K> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn error_says_the_same_as_that_of_the_work() {
+        for error in [
+            OnceError::Work("no such file".to_owned()),
+            OnceError::ResultUnavailable,
+            OnceError::Store(Error::Draining),
+            OnceError::Store(Error::invalid_option("keep", "it is zero")),
+        ] {
+            let of_layer = TaskOnceError::of("m".into(), error.clone());
+            assert_eq!(
+                [
+                    of_layer.is_not_started(),
+                    of_layer.is_permanent(),
+                    of_layer.is_done(),
+                    of_layer.is_given_up()
+                ],
+                [
+                    error.is_not_started(),
+                    error.is_permanent(),
+                    error.is_done(),
+                    error.is_given_up()
+                ],
+                "{error:?}"
+            );
+            assert_eq!(of_layer.retry_after(), error.retry_after(), "{error:?}");
+        }
+    }
 
     #[test]
     fn message_that_is_done_elsewhere_is_never_delivered_again_at_once() {

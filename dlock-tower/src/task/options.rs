@@ -39,6 +39,12 @@ macro_rules! methods {
             self.set(|options| options.min_hold(min_hold))
         }
 
+        #[doc = concat!("The group by which metrics tell the ", $what, "s of this layer from others: the kind of work, never a key.")]
+        /// None by default; see [`LockOptions::group`].
+        pub fn group(self, group: &'static str) -> Self {
+            self.set(|options| options.group(group))
+        }
+
         $crate::task::options::at_most_here!();
     };
 }

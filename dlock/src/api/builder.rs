@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::runtime;
 use uuid::Uuid;
 
+use crate::base::key::OWN;
 use crate::runtime::client::{Handle, Settings};
 use crate::runtime::options::{check_duration, check_lease};
 use crate::runtime::presence::Publicity;
@@ -123,7 +124,7 @@ impl LockClientBuilder {
         self
     }
 
-    /// Sets the prefix of every lock name on the store; none by default. All clients of a lock need the same prefix:
+    /// Sets the prefix of every lock name on the store; none by default. It does not begin with `dlock:`. All clients of a lock need the same prefix:
     /// each prefix has its own fencing tokens, which start from the server's clock. In memory each prefix is a store of its
     /// own.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
@@ -584,6 +585,12 @@ fn check_longest(lease: Duration, longest: Option<Duration>) -> Result<(), Error
 
 /// A prefix is the beginning of a name, so the rules for names apply; braces are up to the user.
 fn check_prefix(prefix: &str) -> Result<(), Error> {
+    if prefix.starts_with(OWN) {
+        return Err(Error::InvalidOption {
+            option: "prefix",
+            reason: format!("it begins with `{OWN}`, as the keys of clients without a prefix do"),
+        });
+    }
     match LockKey::raw(prefix).check() {
         Err(Error::InvalidKey { reason, .. }) if !prefix.is_empty() => Err(Error::InvalidOption {
             option: "prefix",

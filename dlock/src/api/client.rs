@@ -10,6 +10,7 @@ use tokio::runtime;
 use crate::LockKind;
 use crate::api::builder::{DEFAULT_LEASE, DEFAULT_RETRY_FOR, program_name};
 use crate::base::moment::Moment;
+use crate::runtime::calls::{called, reply_of};
 use crate::runtime::client::{Handle, Handles, Settings, Shared};
 use crate::runtime::grants::Leaving;
 use crate::runtime::outside::is_outside;
@@ -210,7 +211,7 @@ impl LockClient {
     }
 
     /// Returns how many locks this client holds now, including those that an unfinished call for several locks has
-    /// acquired so far.
+    /// acquired so far. Claims of `once` are no locks: [`Health::claims`](crate::Health::claims) counts those.
     #[must_use]
     pub fn held(&self) -> usize {
         self.shared().watchdog.len() + self.shared().unfinished.held()
@@ -259,18 +260,17 @@ impl LockClient {
     }
 
     /// Returns the locks whose names begin with `prefix`, with their holders, sorted by name. The store scans all of
-    /// its keys for this: meant for people and tools.
+    /// its keys for this: meant for people and tools. In a Redis Cluster a lock whose slot moves during the scan may be missing.
     ///
     /// # Errors
     ///
-    /// A failure of the store. Cancel safe.
+    /// A failure of the store; also if the server was replaced by another process during each of three scans. Cancel safe.
     pub async fn list(&self, prefix: &str) -> Result<Vec<(LockKey, Holder)>, Error> {
         let key = LockKey::raw(format!("{prefix}*"));
-        let mut found = self
-            .step("the list of locks", &key, |store| {
-                read(store.list(prefix.to_owned()))
-            })
-            .await?;
+        let store = self.shared().store.clone();
+        let list = read(reply_of(called(&key, || store.list(prefix.to_owned())), &key));
+        let found = self.handle().with_timers(list).await;
+        let mut found = found.map_err(|error| error.into_error("the list of locks", &key))?;
         found.sort_by(|(a, _), (b, _)| a.cmp(b));
         Ok(found)
     }
@@ -284,10 +284,10 @@ impl LockClient {
     /// [`Error::InvalidKey`], [`Error::KeyTaken`] or a failure of the store. Cancel safe.
     pub async fn force_release(&self, key: impl Into<LockKey>) -> Result<bool, Error> {
         let key = LockKey::new(key)?;
-        self.step("the forced release of lock", &key, |store| {
-            store.force_release(key.clone())
-        })
-        .await
+        let store = self.shared().store.clone();
+        let release = reply_of(called(&key, || store.force_release(key.clone())), &key);
+        let released = self.handle().with_timers(release).await;
+        released.map_err(|error| error.into_error("the forced release of lock", &key))
     }
 
     /// Returns the records of this client's store, for work that is requested more than once; see
@@ -300,25 +300,17 @@ impl LockClient {
         self.shared().records()
     }
 
-    async fn step<T, F>(
-        &self,
-        what: &str,
-        key: &LockKey,
-        step: impl FnOnce(Arc<dyn Store>) -> F,
-    ) -> Result<T, Error>
-    where
-        F: Future<Output = Result<T, StoreError>>,
-    {
-        let step = step(self.shared().store.clone());
-        let reply = self.handle().with_timers(step).await;
-        reply.map_err(|error| error.into_error(what, key))
-    }
-
     /// Shuts the client down: refuses new acquires, ends waiting ones, and gives guards until the deadline to be
-    /// released. Then it signals [`Loss::Shutdown`] to the remaining guards, releases them, and waits until every
-    /// release has arrived (at most [`retry_for`](LockClientBuilder::retry_for) longer). With
-    /// [presence](LockClientBuilder::presence) it also removes its entry, for at most
-    /// [`timeout`](LockClientBuilder::timeout) more. All clones of the client are shut down.
+    /// released, and work under a claim of `once` to end. Then it signals [`Loss::Shutdown`] to the remaining guards,
+    /// releases them, and waits until every release, and every result of work, has arrived (at most
+    /// [`retry_for`](LockClientBuilder::retry_for) longer). With [presence](LockClientBuilder::presence) it also removes
+    /// its entry, for at most [`timeout`](LockClientBuilder::timeout) more. All clones of the client are shut down.
+    ///
+    /// Work under a claim that has not ended by the deadline ([`ShutdownReport::unfinished`]) is not told: it goes on under
+    /// its renewed claim for as long as the runtime does, and its result is kept. If the process ends first, the next attempt
+    /// waits for the lease. Called inside a hold or such work, this waits until the deadline.
+    ///
+    /// Work on [records](Self::records) without a client, and the handlers of an idempotency layer, are not waited for.
     ///
     /// Cancel safe: dropped half way, the client stays closed to new acquires.
     pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {
@@ -328,6 +320,7 @@ impl LockClient {
             return ShutdownReport {
                 lost: 0,
                 unconfirmed: shared.given_up.still_held(Moment::now()) + shared.pending.len(),
+                unfinished: shared.claims.len(),
             };
         }
         self.handle().with_timers(self.end(deadline)).await
@@ -337,7 +330,8 @@ impl LockClient {
         let shared = self.shared();
         shared.close();
         self.release_unfinished();
-        let _ = tokio::time::timeout(deadline, shared.watchdog.empty()).await;
+        let _ = tokio::time::timeout(deadline, shared.idle()).await;
+        let unfinished = shared.claims.len();
         let left = shared.watchdog.close(Loss::Shutdown);
         for grant in &left {
             let leaving = Leaving {
@@ -372,6 +366,7 @@ impl LockClient {
         ShutdownReport {
             lost: left.len(),
             unconfirmed: given_up + pending,
+            unfinished,
         }
     }
 
@@ -429,6 +424,10 @@ pub struct ShutdownReport {
     /// Guards that were still alive at the deadline; their holders were told, and the locks released.
     pub lost: usize,
     /// Releases that the store had not confirmed at the end, and whose leases may not have ended, those that failed before the
-    /// shutdown included; those locks end with their leases.
+    /// shutdown included; those locks end with their leases. Results of work that the store had not confirmed count too:
+    /// other processes may do that work again.
     pub unconfirmed: usize,
+    /// Work under claims of `once` that was still running at the deadline. It goes on for as long as the runtime does; if the
+    /// process ends first, the work is cut off, and its claim ends with its lease.
+    pub unfinished: usize,
 }

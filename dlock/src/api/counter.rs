@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::base::moment::Moment;
 use crate::engine::timing::Backoff;
-use crate::runtime::calls::{called, poll_step};
+use crate::runtime::calls::counted;
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
 use crate::runtime::release::pauses;
@@ -82,12 +82,6 @@ async fn repeat(
             return Err(error);
         }
     }
-}
-
-/// The reply of the store. A call that panics has failed, and is repeated.
-async fn counted(counters: &Arc<dyn Counters>, request: &CounterRequest) -> Result<CounterReply, StoreError> {
-    let mut step = called(&request.key, || counters.clone().count(request.clone()));
-    std::future::poll_fn(|cx| poll_step(&mut step, cx, &request.key)).await
 }
 
 /// The error for a reply that does not fit the request.

@@ -67,6 +67,19 @@ impl LockGuard {
 
     hold_methods! {
         key,
+        /// Re-entered guards share the id of the outermost one.
+        ///
+        /// ```
+        /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+        /// let client = dlock::LockClient::memory();
+        /// let guard = client.lock("order:42").acquire().await?;
+        /// println!("charging as holder {}", guard.id()); // `dlock show order:42` prints the same
+        ///
+        /// let holder = client.inspect("order:42").await?.expect("the lock is held");
+        /// assert_eq!(holder.id, guard.id());
+        /// # Ok(()) }
+        /// ```
+        id,
         /// Re-entered guards share the token of the outermost one.
         fencing_token,
         is_held,

@@ -11,7 +11,9 @@ impl LockClient {
     /// Starts nothing new from now on, so that the process can be stopped without making other clients wait.
     ///
     /// - An outermost acquire is refused with [`Error::Draining`](crate::Error::Draining), also one that already waits.
-    /// - A nested acquire passes (one inside the frame of a hold of this client), so that work in progress can finish.
+    /// - A nested acquire passes (one inside the frame of a hold of this client), so that work in progress can finish. Work
+    ///   under a claim of `once` is in no such frame: its acquires are refused, so drain once
+    ///   [no claim](crate::Health::claims) is left if that work acquires locks.
     /// - Holds go on, are renewed, and end when they are released.
     /// - A released lock goes back to the store at once, and is not handed off in this process: the next waiter is in
     ///   another process.
@@ -35,15 +37,18 @@ impl LockClient {
         self.shared().drain();
     }
 
-    /// Waits until this client holds nothing. Usually called after [`drain`](Self::drain), with a timeout. An acquire whose
-    /// request is under way is not waited for, and may still be granted: [`shutdown`](Self::shutdown) releases it.
+    /// Waits until this client holds nothing, and no work runs under a claim of `once`. Usually called after
+    /// [`drain`](Self::drain), with a timeout: inside a hold or such work it waits for ever.
+    ///
+    /// It does not wait for requests that are under way: an acquire may still be granted, and a release or the result of
+    /// finished work may not have arrived. [`shutdown`](Self::shutdown) deals with all of them. Neither knows work on
+    /// [records](Self::records) without a client, nor the handlers of an idempotency layer.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
     pub async fn drained(&self) {
-        let shared = self.shared();
-        shared.watchdog.empty().await;
+        self.shared().idle().await;
     }
 
     /// Returns the health of this client from its own memory: nothing is sent. For endpoints that report liveness.
@@ -73,6 +78,7 @@ impl LockClient {
             is_draining: shared.draining.is_given(),
             last_reply: shared.calls.since_reply(),
             held: self.held(),
+            claims: shared.claims.len(),
             suspect,
             least_lease_left: least,
             reconnects: shared.reconnects.load(Ordering::Relaxed),
@@ -101,9 +107,11 @@ pub struct Health {
     /// Time since the store last replied, also with a refusal; `None` before the first reply. An idle client sends
     /// nothing, so the time grows.
     pub last_reply: Option<Duration>,
-    /// How many locks it holds.
+    /// How many locks it holds. Work under claims is not among them.
     pub held: usize,
-    /// How many of these are suspect, see [`HoldState::Suspect`].
+    /// How many pieces of work run under a claim of `once` now.
+    pub claims: usize,
+    /// How many of the locks are suspect, see [`HoldState::Suspect`].
     pub suspect: usize,
     /// The shortest time for which any of them is still certain to be held, unless it is renewed; `None` without holds.
     /// A renewed lease is renewed when two thirds of it are left, so less than a third is a near miss.

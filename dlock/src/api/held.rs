@@ -15,7 +15,7 @@ use crate::base::report::{Intervention, LossReason};
 use crate::runtime::grants::Grant;
 use crate::runtime::members::{Holds, Members};
 use crate::store::{Bind, BoundGrant};
-use crate::{Error, LockGuard, Loss, MultiGuard};
+use crate::{Error, LockGuard, Loss, MultiGuard, Permit, Term};
 
 /// A cloneable view of a hold. It keeps nothing alive and releases nothing: only the [`LockGuard`](crate::LockGuard)
 /// does. After the release it reports `Lost(Released)`.
@@ -70,10 +70,26 @@ impl Held {
     hold_methods! {
         /// Of several locks, the first in the order of their names.
         key,
-        /// For several locks, that of the [first](Self::key); [`fencing_token_of`](Self::fencing_token_of) returns the
-        /// others.
+        /// For several locks, that of the [first](Self::key); [`ids`](Self::ids) returns all. Permits have other ids at the
+        /// store in memory, on Redis and on Valkey.
+        id,
+        ids,
+        /// **For several locks, that of the [first](Self::key) alone**: writes to the others carry their own tokens, which
+        /// [`fencing_tokens`](Self::fencing_tokens) and [`fencing_token_of`](Self::fencing_token_of) return.
         fencing_token,
         fencing_token_of,
+        /// ```
+        /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+        /// let client = dlock::LockClient::memory();
+        /// let transfer = client.multi(["account:7", "account:3"]).run(async |held| {
+        ///     for (key, token) in held.fencing_tokens() {
+        ///         println!("{key} is written under token {token}");
+        ///     }
+        /// });
+        /// transfer.await?;
+        /// # Ok(()) }
+        /// ```
+        fencing_tokens,
         keys,
         is_held,
         state,
@@ -138,7 +154,7 @@ macro_rules! bind {
     };
 }
 
-bind!(Held, LockGuard, MultiGuard);
+bind!(Held, LockGuard, MultiGuard, Permit, Term);
 
 /// The worst state: lost when one of them is.
 pub(crate) fn state(grants: &[Arc<Grant>]) -> HoldState {

@@ -33,7 +33,7 @@ const COUNT: &str = "the count of latch";
 /// it has no waiters, and a new count may be set. So the process that starts first must set the count before it waits.
 ///
 /// The count has no owner: what a process did not count down before it crashed stays missing. Limit the wait with
-/// [`wait_for`](Self::wait_for) where that can happen.
+/// [`wait_for`](Self::wait_for) where that can happen; it returns `false` when the time is over.
 ///
 /// On Redis and Valkey the number of a semaphore and the count of a latch are the same key, as in Redisson: use no name for both. A
 /// step of the one is not refused there, and changes or deletes the number of the other.
@@ -166,7 +166,24 @@ impl Latch {
         self.handle.with_timers(self.wait_until(None)).await.map(drop)
     }
 
-    /// Waits until the latch is open, at most this long; returns `false` if it was not open by then.
+    /// Waits until the latch is open, at most this long. **Returns `false` if it is still closed by then: that is no
+    /// error, so `wait_for(…).await?;` alone goes on before the work is done.** Look at the value.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// # use std::time::Duration;
+    /// # let client = dlock::LockClient::memory();
+    /// # client.latch("import:2026").try_set_count(1).await?;
+    /// # const AN_HOUR: Duration = Duration::from_millis(10);
+    /// let import = client.latch("import:2026");
+    /// if !import.wait_for(AN_HOUR).await? {
+    ///     println!("{} parts are missing: nothing is published", import.count().await?);
+    ///     return Ok(());
+    /// }
+    /// println!("publishing");
+    /// # unreachable!("it was closed");
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///

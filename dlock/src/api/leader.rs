@@ -13,7 +13,7 @@ use crate::api::lock::guarded;
 use crate::api::methods::hold_methods;
 use crate::base::chance;
 use crate::runtime::emit::Event;
-use crate::store::Holder;
+use crate::store::{Holder, Kind};
 use crate::{Error, Held, Lock, LockClient, LockKey};
 
 /// About how long to pause before a failed store is asked again.
@@ -125,8 +125,41 @@ impl Leader {
         self.lock.check().map_err(of_a_term)
     }
 
+    /// Returns a view of the term in which this client leads, as of this call; `None` while it does not lead. Sends nothing.
+    ///
+    /// For code beside the work: a handler that only the leader answers, a health page, a metric. It follows the clock of
+    /// this process and its renewals, as every guard does: it ends before an expired lease lets another candidate lead. After
+    /// a forced release it ends with the next renewal, which may be a third of the lease later. What is written under it
+    /// carries its fencing token.
+    ///
+    /// It is the hold of this client and its clones on the name, also one by [`LockClient::lock`], which should use other
+    /// names. Terms of other clients of the process are not seen. The call looks through all holds of the client.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// # let client = dlock::LockClient::memory();
+    /// let leader = client.leader("scheduler");
+    /// assert!(leader.term().is_none());
+    ///
+    /// let term = leader.campaign().await?;
+    /// // Elsewhere in the program:
+    /// match leader.term() {
+    ///     Some(held) => println!("this process leads, with token {}", held.fencing_token()),
+    ///     None => println!("another process leads, or none"),
+    /// }
+    /// # assert_eq!(leader.term().map(|held| held.fencing_token()), Some(term.fencing_token()));
+    /// term.release().await?;
+    /// assert!(leader.term().is_none());
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn term(&self) -> Option<Held> {
+        let watchdog = &self.client.shared().watchdog;
+        watchdog.grant_of(Kind::Mutex, self.key()).map(Held::new)
+    }
+
     /// Returns the current leader, as the store sees it; `None` when there is none. It is this client if the id begins
-    /// with [`LockClient::id`].
+    /// with [`LockClient::id`]; [`term`](Self::term) says so without a request.
     ///
     /// # Errors
     ///
@@ -302,6 +335,8 @@ impl Term {
     hold_methods! {
         /// That is of the role.
         key,
+        /// That of [`Leader::current`].
+        id,
         fencing_token,
         is_held,
         state,

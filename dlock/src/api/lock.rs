@@ -249,6 +249,35 @@ impl Lock {
     {
         Run::new(self.acquire(), work)
     }
+
+    /// Runs the closure's future under the lock if it is free, otherwise not at all: as [`run`](Self::run), but it asks
+    /// the store once, as [`try_acquire`](Self::try_acquire) does, and waits for no holder.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// # let client = dlock::LockClient::memory();
+    /// match client.lock("cleanup").try_run(async |_| println!("cleaning up")).await {
+    ///     Ok(()) => {}
+    ///     Err(error) if error.is_busy() => println!("another process cleans up"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotAcquired`] when another caller holds the lock: then the closure was not called. And those of
+    /// [`run`](Self::run).
+    ///
+    /// Cancel safe for the lock; what happens to the work is up to the closure's future.
+    #[track_caller]
+    pub fn try_run<F, Fut>(&self, work: F) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
+    where
+        F: FnOnce(Held) -> Fut,
+        Fut: Future,
+    {
+        Run::new(self.try_acquire(), work)
+    }
 }
 
 /// A running acquire of a guard.

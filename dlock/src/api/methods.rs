@@ -22,6 +22,29 @@ macro_rules! hold_methods {
             crate::api::held::View::grants(self).iter().map(|grant| &grant.key)
         }
     };
+    (@id $(#[$more:meta])*) => {
+        /// Returns the id of this hold, `<client uuid>:<number>`: the text of
+        /// [`LockEvent::grant`](crate::operations::LockEvent::grant), of
+        /// [`HoldReport::grant`](crate::operations::HoldReport::grant) and of the log, and that of
+        /// [`Holder::id`](crate::store::Holder::id), by which `dlock show` names it and
+        /// [`LockClient::revoke`](crate::LockClient::revoke) finds it. Sends nothing. A lock that is handed off inside the
+        /// process keeps its id.
+        ///
+        $(#[$more])*
+        #[must_use]
+        pub fn id(&self) -> String {
+            crate::api::held::View::first(self).id().to_string()
+        }
+    };
+    (@ids $(#[$more:meta])*) => {
+        /// Returns all names with the id of each hold. See [`LockGuard::id`](crate::LockGuard::id).
+        ///
+        $(#[$more])*
+        pub fn ids(&self) -> impl Iterator<Item = (&crate::LockKey, String)> {
+            let grants = crate::api::held::View::grants(self).iter();
+            grants.map(|grant| (&grant.key, grant.id().to_string()))
+        }
+    };
     (@fencing_token $(#[$more:meta])*) => {
         /// Returns the fencing token of this acquisition: greater than the token of every earlier acquisition of this
         /// name ([with rare exceptions](crate#what-is-promised)).

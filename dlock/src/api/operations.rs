@@ -9,6 +9,7 @@ use uuid::Uuid;
 use crate::base::chance;
 use crate::base::holder::Holder;
 use crate::base::report::{ClientReport, Intervention};
+use crate::runtime::calls::caught;
 use crate::runtime::emit::events::{LockEventKind, LockEvents};
 use crate::runtime::outside::is_outside;
 use crate::runtime::presence;
@@ -31,7 +32,7 @@ const REMEMBERED: Duration = Duration::from_secs(600);
 
 impl LockClient {
     /// Returns what this client holds and waits for now: since when, where in the code, with which note, and for how
-    /// long each hold is certain. Sends nothing.
+    /// long each hold is certain. Work under claims of `once` is not in it. Sends nothing.
     #[must_use]
     pub fn active(&self) -> ClientReport {
         self.shared().report(false)
@@ -39,7 +40,8 @@ impl LockClient {
 
     /// Returns the events of this client's locks from now on: acquired, waited for, renewed late, suspect, lost and
     /// why, released. Events never wait for the listener: a listener that is more than 1,024 events behind misses the
-    /// oldest, and [`dropped`](LockEvents::dropped) counts them. Events are created only while there is a listener.
+    /// oldest, and [`dropped`](LockEvents::dropped) counts them. Events are created only while there is a listener. Claims of
+    /// `once` cause none.
     ///
     /// Of a busy client these are several for each acquire: [`events_where`](Self::events_where) returns only some.
     #[must_use]
@@ -51,7 +53,8 @@ impl LockClient {
     /// nothing.
     ///
     /// What causes an event runs the filter: the calls that acquire and release, and the task that renews. It should only look at
-    /// the event: what it waits for, they wait for. It must not acquire or release this client's locks.
+    /// the event: what it waits for, they wait for. It must not acquire or release this client's locks, and must not own the
+    /// client or a guard: these live until the returned events are dropped.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
@@ -80,7 +83,7 @@ impl LockClient {
     /// that is gone, or cannot reach the store, is listed for another minute, or two of its leases if that is longer,
     /// and is [overdue](ClientReport::is_overdue). Clients that have been idle for a few seconds, and clients without
     /// [presence](crate::LockClientBuilder::presence), are not listed. The store scans all of its keys for this: meant
-    /// for people and tools.
+    /// for people and tools. In a Redis Cluster an entry whose slot moves during the scan may be missing.
     ///
     /// # Errors
     ///
@@ -88,7 +91,7 @@ impl LockClient {
     pub async fn clients(&self) -> Result<Vec<ClientReport>, Error> {
         const WHAT: &str = "the list of clients";
         let operations = self.operations(WHAT)?;
-        let reports = self.handle().with_timers(reports(operations)).await;
+        let reports = self.handle().with_timers(caught(None, reports(operations))).await;
         reports.map_err(|error| failed(error, WHAT))
     }
 
@@ -120,7 +123,7 @@ impl LockClient {
             return Err(Error::ClientClosed);
         }
         let within = Instant::now() + ANSWERS_WITHIN;
-        let answer = timeout_anywhere(within, asked(operations, client));
+        let answer = timeout_anywhere(within, caught(None, asked(operations, client)));
         match self.handle().with_timers(answer).await {
             Some(answer) => answer.map_err(|error| failed(error, WHAT)),
             None => Ok(None),
@@ -128,7 +131,7 @@ impl LockClient {
     }
 
     /// Returns the connections of a client as the servers see them, by its [id](Self::id); `None` if the store cannot
-    /// tell. Each server lists all of its clients for this: meant for people, where [`client`](Self::client) knows
+    /// tell, as where a client that published nothing may be one whose user may not name its connections. Each server lists all of its clients for this: meant for people, where [`client`](Self::client) knows
     /// nothing.
     ///
     /// # Errors
@@ -148,12 +151,13 @@ impl LockClient {
     /// the guard: until then only the fencing token protects what it writes.
     ///
     /// It breaks the hold of that id, whichever caller of its process has it by now: a lock that is handed off inside a
-    /// process keeps its id.
+    /// process keeps its id. A writer that also reads loses its write lock; its reads have ids of their own and go on.
     ///
     /// # Errors
     ///
-    /// [`Error::Unsupported`] for permits, and for holders that are not dlock's on locks with several holders;
-    /// [`Error::InvalidOption`] without a reason; or a failure of the store, also when the audit log cannot be written.
+    /// [`Error::Unsupported`] for permits, and for holders that are not dlock's on locks with several holders, or
+    /// [`Error::Refused`] if another holder came in meanwhile; [`Error::InvalidOption`] without a reason; or a failure of
+    /// the store, also when the audit log cannot be written.
     /// Nothing was changed then, except perhaps with [`Error::OutcomeUnknown`].
     ///
     /// Cancel safe: once it has begun to change anything, it goes on in the background.
@@ -164,15 +168,18 @@ impl LockClient {
         intervention: Intervention,
     ) -> Result<bool, Error> {
         let key = LockKey::new(key)?;
-        let Some(found) = self.holder(&key, holder).await? else {
+        let holders = self.holders(key.clone()).await?;
+        let is_alone = holders.len() == 1;
+        let Some(found) = holders.into_iter().find(|other| other.id == holder) else {
             return Ok(false);
         };
         let operations = self.operations(BREAKING)?;
         let intervention = self.signed(intervention)?;
         let grant = GrantId::parse(holder);
         let by_grant = match (found.kind, grant) {
-            (Kind::Read, Some(grant)) if !grant.is_of_redisson() => Some(grant),
-            (kind, _) if kind.is_exclusive() => None,
+            // A writer may have readers beside it: its own.
+            (Kind::Read | Kind::Write, Some(grant)) if !grant.is_of_redisson() => Some(grant),
+            (kind, _) if kind.is_exclusive() && is_alone => None,
             (kind, _) => {
                 return Err(Error::Unsupported {
                     what: format!("breaking a {kind} by the id of its holder"),
@@ -374,7 +381,7 @@ async fn audits(
         ("reason", &intervention.reason),
     ];
     let fields = fields.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let audited = operations.clone().audit(fields.to_vec()).await;
+    let audited = caught(None, async { operations.clone().audit(fields.to_vec()).await }).await;
     audited.map_err(|error| match error.reason {
         // It is not the record's key that holds something else.
         Reason::KeyTaken(_) => error.into_error("the audit log", &LockKey::raw("the audit log")),

@@ -35,8 +35,8 @@ macro_rules! option_methods {
         }
     };
     (@wait $(#[$more:meta])*) => {
-        /// Sets how long [`acquire`](Self::acquire) and similar methods wait; without limit by default. The store's
-        /// reply must arrive within that time, too.
+        /// Sets how long `acquire` and similar methods wait; without limit by default. The store's reply must arrive
+        /// within that time, too.
         ///
         $(#[$more])*
         pub fn wait(self, wait: std::time::Duration) -> Self {

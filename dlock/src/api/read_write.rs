@@ -5,13 +5,14 @@ use std::panic::Location;
 
 use crate::LockKind;
 use crate::api::guard::{LockGuard, finish};
+use crate::api::options::option_methods;
 use crate::runtime::acquire::{self, AcquireCall, Begun};
 use crate::runtime::options::{Lease, LockOptions, Options};
 use crate::runtime::scope::Scope;
 use crate::store::Kind;
 use crate::{Error, Lock, LockClient, LockKey};
 
-/// A read-write lock by name: its two sides are [`Lock`]s with all their options.
+/// A read-write lock by name: its two sides are [`Lock`]s. Options that are set here apply to both; each side takes more.
 ///
 /// Created by [`LockClient::rw_lock`]. Any number of readers hold it at the same time, each with its own lease, renewal
 /// and fencing token, or one writer does. It is the same lock as Redisson's `RReadWriteLock` of that name.
@@ -38,6 +39,19 @@ use crate::{Error, Lock, LockClient, LockKey};
 /// # drop(reading);
 /// # Ok(()) }
 /// ```
+///
+/// Options for both sides are set once:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+/// # use std::time::Duration;
+/// # let client = dlock::LockClient::memory();
+/// let prices = client.rw_lock("prices").wait(Duration::from_secs(3)).note("the price list");
+/// prices.check()?;
+/// let impatient = prices.read().wait(Duration::from_millis(100)); // this side alone
+/// # drop(impatient.acquire().await?);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 #[must_use = "a lock does nothing until it is acquired"]
 pub struct RwLock {
@@ -60,6 +74,43 @@ impl RwLock {
     /// Returns the side of the writer: [`LockKind::Write`].
     pub fn write(&self) -> Lock {
         self.lock.clone().kind(LockKind::Write)
+    }
+
+    option_methods! {
+        /// Of both sides.
+        options,
+        lease,
+        fixed_lease,
+        wait,
+        max_hold,
+        min_hold,
+        max_waiters,
+        local_handoffs,
+        group,
+    }
+
+    fn with(self, change: impl FnOnce(LockOptions) -> LockOptions) -> RwLock {
+        RwLock {
+            lock: self.lock.with(change),
+        }
+    }
+
+    /// Says what acquisitions of both sides are for, for the person on call, as [`Lock::note`] does. At most 200
+    /// characters; none by default. It is written to the store as it is: leave secrets out.
+    pub fn note(self, note: impl AsRef<str>) -> RwLock {
+        RwLock {
+            lock: self.lock.note(note),
+        }
+    }
+
+    /// Checks name and options of both sides, as each acquire does, without asking the store.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`], [`Error::InvalidOption`], or [`Error::Unsupported`] if the store has no read-write locks.
+    pub fn check(&self) -> Result<(), Error> {
+        self.read().check()?;
+        self.write().check()
     }
 
     /// Makes new readers yield while a writer waits, so that a writer does not starve where reads overlap without end;

@@ -66,7 +66,7 @@ impl LockClient {
     /// Surveys the locks whose names begin with `prefix`, their holders and waiters, in all processes. With `ask`, each
     /// other client that [answers](crate::LockClientBuilder::control) and holds one of them is [asked](Self::ask) what
     /// it does at this moment; that takes a second if one does not answer. The store scans all of its keys for this:
-    /// meant for people and tools.
+    /// meant for people and tools. In a Redis Cluster a lock whose slot moves during the scan may be missing.
     ///
     /// If the store does not tell something, the survey says so; what this client holds and waits for is always
     /// included. Cancel safe.

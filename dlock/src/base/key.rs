@@ -1,7 +1,8 @@
 //! Names of locks.
 
-use std::borrow::Cow;
+use std::borrow::{Borrow, Cow};
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::Error;
@@ -11,12 +12,16 @@ pub const MAX_KEY_BYTES: usize = 512;
 
 const BRACES: [char; 2] = ['{', '}'];
 
+/// On Redis, how the keys of records, of the audit log and of what clients publish begin.
+pub(crate) const OWN: &str = "dlock:";
+
 /// The name of a lock.
 ///
 /// Every string converts into a name: functions that take `impl Into<LockKey>` take `"report"` and
 /// `format!("order:{id}")` alike. A name is UTF-8, 1 to [`MAX_KEY_BYTES`] bytes long and has no control characters. It
 /// has no `{` or `}` either: on Redis they choose the hash slot and change the names of the keys around the lock, and
-/// names are often made from user input. [`LockKey::raw`] allows braces.
+/// names are often made from user input. For the same reason it does not begin with `dlock:`, as the keys of records, of the
+/// audit log and of other things of this library do. [`LockKey::raw`] allows both.
 ///
 /// Converting never fails. A name that breaks the rules is reported as [`Error::InvalidKey`] by the call that uses it,
 /// before anything is sent; [`LockKey::new`] reports it at once.
@@ -28,9 +33,22 @@ const BRACES: [char; 2] = ['{', '}'];
 /// assert!(LockKey::new("").is_err());
 /// assert!(LockKey::new("order:{42}").is_err());
 /// assert!(LockKey::raw("order:{42}").check().is_ok());
+/// assert!(LockKey::new("dlock:audit").is_err());
 /// ```
 ///
-/// Two keys are equal when their names are, raw or not: they name the same lock.
+/// Two keys are equal when their names are, raw or not: they name the same lock. A key is equal to its text, too, and
+/// finds its place in a map by it:
+///
+/// ```
+/// use dlock::LockKey;
+/// use std::collections::HashMap;
+///
+/// let order: LockKey = "order:42".parse()?;
+/// assert_eq!(order, "order:42");
+/// let held = HashMap::from([(order, 7)]);
+/// assert_eq!(held.get("order:42"), Some(&7));
+/// # Ok::<_, dlock::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct LockKey {
     name: Name,
@@ -40,7 +58,7 @@ pub struct LockKey {
 #[derive(Clone)]
 enum Name {
     Plain(Arc<str>),
-    /// May have braces.
+    /// May have braces, or begin with `dlock:`.
     Raw(Arc<Box<str>>),
 }
 
@@ -57,7 +75,8 @@ impl LockKey {
     }
 
     /// Creates a name that may contain `{` and `}`, to share a `{tag}` name with Java services or to put several locks
-    /// into one Cluster slot. The other rules apply. Do not create such names from user input.
+    /// into one Cluster slot. It may begin with `dlock:`, to look at a lock that has such a name already. The other rules
+    /// apply. Do not create such names from user input.
     ///
     /// In a Cluster, for all kinds but the plain lock, braces must form a tag, as `{42}`: other braces are
     /// [`Error::Unsupported`].
@@ -68,8 +87,8 @@ impl LockKey {
     /// lock. Plain locks and latches are apart.
     pub fn raw(name: impl Into<String>) -> LockKey {
         let name = name.into();
-        // Without a brace it is like any other.
-        if !name.contains(BRACES) {
+        // Otherwise it is like any other.
+        if !name.contains(BRACES) && !name.starts_with(OWN) {
             return name.into();
         }
         LockKey {
@@ -106,6 +125,7 @@ impl LockKey {
     /// [`Error::InvalidKey`], with the broken rule and its position.
     pub fn check(&self) -> Result<(), Error> {
         let name = self.as_str();
+        let is_own = name.starts_with(OWN) && !self.is_raw();
         // Fast path: most names have neither control characters nor braces.
         let plain = |byte: u8| matches!(byte, b' '..=b'z' | b'|' | b'~');
         // Without a branch for each byte, several bytes are compared at once.
@@ -114,6 +134,10 @@ impl LockKey {
             "it is empty".to_owned()
         } else if name.len() > MAX_KEY_BYTES {
             format!("it has {} bytes, {MAX_KEY_BYTES} are the most", name.len())
+        } else if is_own {
+            format!(
+                "it begins with `{OWN}`, as dlock's own keys do (put a prefix before it; LockKey::raw lets it through on purpose)"
+            )
         } else if all_plain() {
             return Ok(());
         } else if let Some((at, _)) = name.char_indices().find(|(_, c)| c.is_control()) {
@@ -192,6 +216,46 @@ impl AsRef<str> for LockKey {
     }
 }
 
+/// So that a map by keys is searched by text: a key is equal to, sorts as, and has the hash of its text.
+impl Borrow<str> for LockKey {
+    fn borrow(&self) -> &str {
+        self.as_str()
+    }
+}
+
+impl PartialEq<str> for LockKey {
+    fn eq(&self, name: &str) -> bool {
+        self.as_str() == name
+    }
+}
+
+impl PartialEq<&str> for LockKey {
+    fn eq(&self, name: &&str) -> bool {
+        self.as_str() == *name
+    }
+}
+
+impl PartialEq<LockKey> for str {
+    fn eq(&self, key: &LockKey) -> bool {
+        self == key.as_str()
+    }
+}
+
+impl PartialEq<LockKey> for &str {
+    fn eq(&self, key: &LockKey) -> bool {
+        *self == key.as_str()
+    }
+}
+
+/// As by [`LockKey::new`]: a name that breaks a rule is an error.
+impl FromStr for LockKey {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<LockKey, Error> {
+        LockKey::new(name)
+    }
+}
+
 impl From<&str> for LockKey {
     fn from(name: &str) -> Self {
         Arc::<str>::from(name).into()
@@ -238,6 +302,9 @@ impl From<&LockKey> for LockKey {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{BTreeMap, HashMap};
+    use std::hash::{DefaultHasher, Hash, Hasher};
+
     use super::*;
 
     #[test]
@@ -249,12 +316,15 @@ mod tests {
             ("a\u{0}b".into(), "control character"),
             ("a{b".into(), "brace at byte 1"),
             ("a}b".into(), "brace"),
+            ("dlock:audit".into(), "begins with `dlock:`"),
+            ("dlock:\u{fc}".into(), "put a prefix before it"),
         ] {
             let error = LockKey::new(name).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
         assert!(LockKey::new("x".repeat(MAX_KEY_BYTES)).is_ok());
         assert!(LockKey::new("größe:42").is_ok());
+        assert!(LockKey::new("dlock").is_ok() && LockKey::new("shop:dlock:audit").is_ok());
     }
 
     #[test]
@@ -282,8 +352,39 @@ mod tests {
     }
 
     #[test]
+    fn key_is_found_and_compared_by_its_text() {
+        for key in [
+            LockKey::from("order:{42}"),
+            LockKey::raw("order:{42}"),
+            "größe".into(),
+        ] {
+            let text = key.as_str().to_owned();
+            let hash = |what: &dyn Fn(&mut DefaultHasher)| {
+                let mut hasher = DefaultHasher::new();
+                what(&mut hasher);
+                hasher.finish()
+            };
+            assert_eq!(hash(&|to| key.hash(to)), hash(&|to| text.hash(to)));
+            assert_eq!(HashMap::from([(key.clone(), 1)]).get(text.as_str()), Some(&1));
+            assert_eq!(BTreeMap::from([(key.clone(), 1)]).get(text.as_str()), Some(&1));
+            assert!(key == *text && key == text.as_str());
+            assert!(*text == key && text.as_str() == key);
+            assert_ne!(key, "a");
+            assert_eq!("a".cmp(&text), LockKey::from("a").cmp(&key));
+        }
+    }
+
+    #[test]
+    fn text_is_parsed_to_a_key_by_the_rules() {
+        assert_eq!("order:42".parse::<LockKey>().unwrap(), "order:42");
+        let refused = "order:{42}".parse::<LockKey>().unwrap_err();
+        assert!(matches!(refused, Error::InvalidKey { .. }), "{refused}");
+    }
+
+    #[test]
     fn raw_names_keep_the_other_rules() {
         assert!(LockKey::raw("{a}:b").check().is_ok());
+        assert!(LockKey::raw("dlock:audit").check().is_ok());
         assert!(LockKey::raw("{a}\n").check().is_err());
     }
 }

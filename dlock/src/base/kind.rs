@@ -76,7 +76,12 @@ listed! {
         /// starts with 1 and grows by one each time, and an acquire of Java always takes the next number. So after a
         /// fail-over that lost the last write, a token may be given twice if Java began the counter or is the first to
         /// acquire; and if Java is the first to acquire after a loss of all data, tokens begin with 1 again. In one
-        /// process the lock is not handed off without the store. In memory its tokens are the same as for all locks.
+        /// process the lock is not handed off without the store.
+        ///
+        /// Use no name both as a fenced lock and as a plain or fair one on Redis and Valkey: they exclude each other, but
+        /// draw tokens from two counters, so a later holder may have a smaller token, and the resource refuses it. After a
+        /// counter of Java, which begins with 1, that goes on for ever. On other stores, and in memory, the tokens of a
+        /// fenced lock are the same as for all locks.
         Fenced,
     }
 }

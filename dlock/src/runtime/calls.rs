@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -24,6 +25,7 @@ use crate::engine::unanswered::Unanswered;
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::{ClientSeries, Operation};
+use crate::store::counter::{CounterReply, CounterRequest, Counters};
 use crate::store::{
     self, AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Kind, Lane, Reason, Store, StoreError,
     StoreFuture, Watch,
@@ -68,19 +70,32 @@ impl Shared {
     /// Subscribes to the releases of a key. If the store panics, there are no notifications, and the waiter polls.
     pub(crate) fn call_watch(&self, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         let store = self.store.clone();
-        catch_unwind(AssertUnwindSafe(|| store.watch(kind, key, grant))).unwrap_or_else(|_| {
-            Event::StorePanicked { key: Some(key) }.emit();
-            Watch::polling(store::POLLED_EVERY)
-        })
+        told(key, || store.watch(kind, key, grant)).unwrap_or_else(|| Watch::polling(store::POLLED_EVERY))
     }
+}
+
+/// What the store tells without a step, unless it panics.
+fn told<T>(key: &LockKey, call: impl FnOnce() -> T) -> Option<T> {
+    let told = catch_unwind(AssertUnwindSafe(call)).ok();
+    if told.is_none() {
+        Event::StorePanicked { key: Some(key) }.emit();
+    }
+    told
 }
 
 /// Returns the lane of a key; the usual one, if the store panics.
 pub(crate) fn lane_of(store: &dyn Store, key: &LockKey) -> Lane {
-    catch_unwind(AssertUnwindSafe(|| store.lane(key))).unwrap_or_else(|_| {
-        Event::StorePanicked { key: Some(key) }.emit();
-        Lane::default()
-    })
+    told(key, || store.lane(key)).unwrap_or_default()
+}
+
+/// Returns the number of the keys that one operation can acquire together with this one; `None`, too, if the store panics.
+pub(crate) fn together_with(store: &dyn Store, kind: Kind, key: &LockKey) -> Option<u32> {
+    told(key, || store.together(kind, key)).flatten()
+}
+
+/// Returns what the store says of a lock that it did not grant; nothing, if it panics.
+pub(crate) fn explained(store: &dyn Store, kind: Kind, key: &LockKey) -> Option<Arc<str>> {
+    told(key, || store.explain(kind, key)).flatten()
 }
 
 /// Calls a method of the store. A panic may drop a guard, and a second panic there would end the process.
@@ -88,12 +103,13 @@ pub(crate) fn called<T: Send + 'static>(
     key: &LockKey,
     call: impl FnOnce() -> StoreFuture<T>,
 ) -> StoreFuture<T> {
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Box::pin(std::future::ready(Err(panicked(key)))))
+    catch_unwind(AssertUnwindSafe(call))
+        .unwrap_or_else(|_| Box::pin(std::future::ready(Err(panicked(Some(key))))))
 }
 
 /// The failure of an operation that panicked.
-fn panicked(key: &LockKey) -> StoreError {
-    Event::StorePanicked { key: Some(key) }.emit();
+fn panicked(key: Option<&LockKey>) -> StoreError {
+    Event::StorePanicked { key }.emit();
     StoreError::unknown("the step panicked")
 }
 
@@ -104,12 +120,30 @@ pub(crate) fn poll_step<T>(
     key: &LockKey,
 ) -> Poll<Result<T, StoreError>> {
     catch_unwind(AssertUnwindSafe(|| step.as_mut().poll(cx)))
-        .unwrap_or_else(|_| Poll::Ready(Err(panicked(key))))
+        .unwrap_or_else(|_| Poll::Ready(Err(panicked(Some(key)))))
 }
 
 /// Runs an operation to its end. One that panics has failed.
 pub(crate) async fn reply_of<T>(mut step: StoreFuture<T>, key: &LockKey) -> Result<T, StoreError> {
     std::future::poll_fn(|cx| poll_step(&mut step, cx, key)).await
+}
+
+/// Asks a counter, and returns the store's reply. A step that panics has failed.
+pub(crate) async fn counted(
+    counters: &Arc<dyn Counters>,
+    request: &CounterRequest,
+) -> Result<CounterReply, StoreError> {
+    let step = called(&request.key, || counters.clone().count(request.clone()));
+    reply_of(step, &request.key).await
+}
+
+/// Runs operations, of which none is called before the first poll. If one panics, all have failed.
+pub(crate) async fn caught<T>(
+    key: Option<&LockKey>,
+    operations: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let caught = AssertUnwindSafe(operations).catch_unwind().await;
+    caught.unwrap_or_else(|_| Err(panicked(key)))
 }
 
 /// An operation in flight, for a caller that knows its key.

@@ -77,6 +77,8 @@ pub(crate) struct Shared {
     pub(crate) calls: Arc<Calls>,
     /// Operations in flight whose callers may be gone.
     pub(crate) pending: Pending,
+    /// Work that runs under claims.
+    pub(crate) claims: Pending,
     pub(crate) given_up: GivenUp,
     /// How many claims whose lease is over are released at a time.
     #[cfg(feature = "once")]
@@ -144,6 +146,7 @@ impl Handle {
             unfinished: Unfinished::default(),
             calls,
             pending: Pending::default(),
+            claims: Pending::closed(),
             given_up: GivenUp::default(),
             #[cfg(feature = "once")]
             late_releases: Semaphore::new(16),
@@ -177,11 +180,13 @@ impl Handle {
         if shared.settings.publicity.presence {
             let (shared, finished) = (shared.clone(), shared.finished.clone());
             runtime.spawn(async move {
+                let mut after_a_panic = false;
                 loop {
-                    let attended = AssertUnwindSafe(presence::attend(&shared, finished.cancelled()));
-                    if attended.catch_unwind().await.is_ok() {
+                    let attended = presence::attend(&shared, after_a_panic, finished.cancelled());
+                    if AssertUnwindSafe(attended).catch_unwind().await.is_ok() {
                         return;
                     }
+                    after_a_panic = true;
                     Event::StorePanicked { key: None }.emit();
                     tokio::time::sleep(presence::AFTER_A_PANIC).await;
                     // Whatever it was doing: it looks at the tables again.
@@ -271,6 +276,18 @@ impl Shared {
     pub(crate) fn drain(&self) {
         self.draining.give();
         self.waiters.rouse_all();
+    }
+
+    /// Waits until nothing is held, and no work runs under a claim.
+    pub(crate) async fn idle(&self) {
+        loop {
+            self.watchdog.empty().await;
+            self.claims.wait().await;
+            // Work under a claim may have acquired a lock meanwhile, and a holder may have claimed work.
+            if self.watchdog.len() == 0 && self.claims.is_empty() {
+                return;
+            }
+        }
     }
 
     /// Returns the error of an outermost call while the client drains, and of every call once it is shut down.

@@ -58,10 +58,11 @@ impl Lease {
 ///
 /// | type | methods of the same names |
 /// |---|---|
-/// | [`Lock`](crate::Lock), [`MultiLock`](crate::MultiLock) | all |
+/// | [`Lock`](crate::Lock), [`MultiLock`](crate::MultiLock), [`RwLock`](crate::RwLock) for both of its sides | all |
 /// | [`Semaphore`](crate::Semaphore) | all but `local_handoffs`: permits are never handed off |
-/// | `LockLayer`, `TaskLockLayer` and `LimitLayer` of `dlock-tower` | all but `group` and `local_handoffs`, which their method `options` sets |
+/// | `LockLayer`, `TaskLockLayer` and `LimitLayer` of `dlock-tower` | all but `local_handoffs`, which their method `options` sets |
 /// | [`UnownedSemaphore`](crate::UnownedSemaphore) | `wait`, `max_waiters` and `group`; it has no method `options` |
+/// | [`Leader`](crate::Leader) | `lease` and `group`, and `max_hold` as `max_term`; it has no method `options`: candidates wait without a limit |
 /// | `dlock run` | `--wait`, `--lease`, `--fixed-lease`, `--min-hold` |
 ///
 /// ```
@@ -164,7 +165,7 @@ impl LockOptions {
     /// Sets the group by which metrics distinguish locks, as in `order:{order_id}`: the kind of work, never a name with
     /// a number in it. Locks without a group are in `none`; after 200 names in a process all further ones are `other`.
     /// The attribute `#[distributed_lock]` sets the text of its key, and `LockLayer` of `dlock-tower`, with its feature
-    /// `axum`, the matched path. The layers for tasks set no group.
+    /// `axum`, the matched path. The layers for tasks set no group by themselves.
     pub fn group(mut self, group: &'static str) -> LockOptions {
         self.group = Group::of(group);
         self
@@ -192,9 +193,10 @@ impl LockOptions {
         check_lease("max_hold", self.max_hold)?;
         check_duration("min_hold", self.min_hold)?;
         check_duration("wait", self.wait).map_err(|error| match self.wait {
-            Some(Duration::ZERO) => {
-                Error::invalid_option("wait", "it is zero: try_acquire asks once without waiting")
-            }
+            Some(Duration::ZERO) => Error::invalid_option(
+                "wait",
+                "it is zero: try_acquire and try_run ask once without waiting",
+            ),
             _ => error,
         })?;
         let ends = [("max_hold", self.max_hold), ("fixed_lease", self.fixed())];

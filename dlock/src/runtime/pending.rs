@@ -1,4 +1,4 @@
-//! The operations in flight whose callers may be gone: a shutdown waits for them.
+//! What a shutdown waits for: the operations in flight whose callers may be gone, and the work under claims.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,6 +8,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::base::per_thread::PerThread;
+use crate::base::waking::woken_by_others;
 
 #[derive(Debug, Default)]
 pub(crate) struct Pending(PerThread<ThreadTracker>);
@@ -31,6 +32,13 @@ impl ThreadTracker {
 }
 
 impl Pending {
+    /// Creates one whose [`wait`](Self::wait) completes from the beginning.
+    pub(crate) fn closed() -> Pending {
+        let pending = Pending::default();
+        pending.close();
+        pending
+    }
+
     /// Counts an operation for as long as the token is there.
     pub(crate) fn token(&self) -> TaskTrackerToken {
         self.0.here().begin()
@@ -75,7 +83,8 @@ impl Pending {
     /// Waits until none of the operations that are in flight now is. Others may have begun since.
     pub(crate) async fn wait(&self) {
         for ThreadTracker { tracker, .. } in self.0.iter() {
-            tracker.wait().await;
+            // Ended by a release or an acquire, at whose cost a waker is not caught there.
+            woken_by_others(tracker.wait()).await;
         }
     }
 }

@@ -27,6 +27,7 @@ use crate::base::report::{
     ClientReport, HoldReport, Intervention, LossReason, PUBLISHED, ProcessIdentity, WaitReport, host,
     shortened,
 };
+use crate::runtime::calls::{called, caught, reply_of};
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::grants::Grant;
@@ -141,16 +142,18 @@ impl Shared {
 
     /// Reads what a client published.
     pub(crate) async fn presence_of(&self, client: Uuid) -> Result<Option<ClientReport>, StoreError> {
-        let Some(operations) = self.store.clone().operations() else {
-            return Ok(None);
+        let entry = async {
+            let Some(operations) = self.store.clone().operations() else {
+                return Ok(None);
+            };
+            operations.get(EntryName::of_client("client", client)).await
         };
-        let entry = operations.get(EntryName::of_client("client", client)).await?;
-        Ok(entry.and_then(|entry| read(&entry)))
+        Ok(caught(None, entry).await?.and_then(|entry| read(&entry)))
     }
 
     /// Returns all holders of a lock, with what their clients published.
     pub(crate) async fn holders(&self, key: LockKey) -> Result<Vec<Holder>, StoreError> {
-        let holders = self.store.clone().inspect(key).await?;
+        let holders = self.inspect(&key).await?;
         // One client may have many of them, as readers.
         let clients: HashSet<Uuid> = holders.iter().filter_map(Holder::client_id).collect();
         let reports = clients.into_iter().map(|client| async move {
@@ -171,19 +174,27 @@ impl Shared {
         Ok(holders.collect())
     }
 
+    async fn inspect(&self, key: &LockKey) -> Result<Vec<Holder>, StoreError> {
+        reply_of(called(key, || self.store.clone().inspect(key.clone())), key).await
+    }
+
     /// Why the store no longer has a hold, as far as the store can tell.
     pub(crate) async fn why_gone(&self, grant: &Grant) -> LossReason {
         let asking = async {
-            if let Some(operations) = self.store.clone().operations() {
+            let broken = async {
+                let Some(operations) = self.store.clone().operations() else {
+                    return Ok(None);
+                };
                 let name = EntryName::of_grant("broken", grant.key.clone(), grant.id());
-                if let Ok(Some(entry)) = operations.get(name).await
-                    && let Some(intervention) = Intervention::read(&entry.value)
-                {
-                    return LossReason::Broken(intervention);
-                }
+                operations.get(name).await
+            };
+            if let Ok(Some(entry)) = caught(Some(&grant.key), broken).await
+                && let Some(intervention) = Intervention::read(&entry.value)
+            {
+                return LossReason::Broken(intervention);
             }
             let id = grant.id().to_string();
-            let holders = self.store.clone().inspect(grant.key.clone()).await;
+            let holders = self.inspect(&grant.key).await;
             let mut others = holders.unwrap_or_default().into_iter().map(|holder| holder.id);
             match others.find(|other| *other != id) {
                 Some(holder) if grant.kind.is_exclusive() => LossReason::Taken { holder },
@@ -207,9 +218,14 @@ impl Shared {
     /// Removes the entry of this client, at its end.
     pub(crate) async fn leave_presence(&self) {
         self.identity.left.store(true, Ordering::Relaxed);
-        if let Some(operations) = self.store.clone().operations() {
-            self.unpublish(&operations).await;
-        }
+        let leaving = async {
+            if let Some(operations) = self.store.clone().operations() {
+                self.unpublish(&operations).await;
+            }
+            Ok(())
+        };
+        // A store that panics is logged: the entry expires.
+        let _ = caught(None, leaving).await;
     }
 
     async fn unpublish(&self, operations: &Arc<dyn Operations>) {
@@ -266,13 +282,13 @@ fn wait(call: &WaitingCall, now: Moment) -> WaitReport {
     }
 }
 
-/// Writes until `over` says so.
-pub(crate) async fn attend(shared: &Arc<Shared>, over: impl Future<Output = ()>) {
+/// Writes until `over` says so. The last call may have ended by a panic of the store, with mail that it had read.
+pub(crate) async fn attend(shared: &Arc<Shared>, after_a_panic: bool, over: impl Future<Output = ()>) {
     let Some(operations) = shared.store.clone().operations() else {
         return over.await;
     };
     let writes = async {
-        let mut mailbox = Mailbox::of(shared, &operations);
+        let mut mailbox = Mailbox::of(shared, &operations, after_a_panic);
         loop {
             tokio::select! {
                 () = shared.watchdog.beat.roused() => {}
@@ -434,6 +450,8 @@ mod tests {
         lookups: Arc<AtomicUsize>,
         /// The end of this is that of the first lookup.
         lookup: Arc<Mutex<Option<mpsc::Receiver<()>>>>,
+        /// The next step of this name panics.
+        panics_in: Arc<Mutex<Option<&'static str>>>,
     }
 
     impl Board {
@@ -444,6 +462,11 @@ mod tests {
 
         async fn entries(&self) -> usize {
             Operations::clients(self.memory.clone()).await.unwrap().len()
+        }
+
+        fn may_panic(&self, step: &'static str) {
+            let panics = self.panics_in.lock().take_if(|in_step| *in_step == step);
+            assert_eq!(panics, None, "the store's own");
         }
 
         fn puts(&self) -> usize {
@@ -508,10 +531,12 @@ mod tests {
         }
 
         fn get(self: Arc<Self>, name: EntryName) -> StoreFuture<Option<Entry>> {
+            self.may_panic("get");
             self.memory.clone().get(name)
         }
 
         fn remove(self: Arc<Self>, name: EntryName) -> StoreFuture<()> {
+            self.may_panic("remove");
             self.removals.fetch_add(1, Ordering::Relaxed);
             Box::pin(async move {
                 sleep(self.removal_takes).await;
@@ -647,6 +672,35 @@ mod tests {
         let error = b.lock("k").wait(5 * SEC).acquire().await.unwrap_err();
         assert!(error.holder().is_some(), "{error}");
         drop(guards);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn holder_learns_that_it_is_asked_to_stop_though_the_store_panics_at_the_look() {
+        let board = Board::default();
+        let (a, b) = (board.client().await, board.client().await);
+        let guard = a.lock("k").acquire().await.unwrap();
+        sleep(3 * SEC).await;
+        let holder = b.inspect("k").await.unwrap().unwrap();
+        let why = Intervention::new("a deploy").by("anna");
+        assert!(b.revoke("k", &holder.id, why).await.unwrap());
+        *board.panics_in.lock() = Some("get");
+        let revoked = tokio::time::timeout(20 * SEC, guard.revoked()).await;
+        assert_eq!(revoked.expect("in time").unwrap().reason, "a deploy");
+        assert_eq!(*board.panics_in.lock(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn shutdown_ends_though_the_store_panics_at_the_removal_of_the_entry() {
+        let board = Board::default();
+        let client = board.client().await;
+        let guard = client.lock("k").acquire().await.unwrap();
+        sleep(3 * SEC).await;
+        *board.panics_in.lock() = Some("remove");
+        guard.release().await.unwrap();
+        let report = client.shutdown(SEC).await;
+        assert_eq!((report.lost, report.unconfirmed), (0, 0));
+        assert_eq!(*board.panics_in.lock(), None);
+        assert!(client.shared().finished.is_cancelled());
     }
 
     /// The clock stands still during the lookup, unless it is told to go on.

@@ -34,7 +34,7 @@ use crate::runtime::emit::events::Listeners;
 use crate::runtime::emit::meter::Operation;
 use crate::runtime::grants::{Grant, UnreportedLoss};
 use crate::runtime::outside::is_outside;
-use crate::store::{self, Doubt, Doubts, Lane, Renewal, StoreError};
+use crate::store::{self, Doubt, Doubts, Kind, Lane, Renewal, StoreError};
 use crate::{Error, HoldState, LockKey, Loss};
 
 type Table = RenewalTable<Arc<Grant>>;
@@ -82,6 +82,15 @@ impl Watchdog {
     /// Returns the grant with this number, if it is held.
     pub(crate) fn grant(&self, number: u64) -> Option<Arc<Grant>> {
         self.with_all(|table| table.grant(number).cloned())
+    }
+
+    /// Returns the grant of a key, if it is held as this kind; any of several. Looks through all of them.
+    pub(crate) fn grant_of(&self, kind: Kind, key: &LockKey) -> Option<Arc<Grant>> {
+        let now = Moment::now();
+        let is_it = |grant: &&Arc<Grant>| {
+            grant.kind == kind && grant.key == *key && !matches!(grant.peek_at(now).0, HoldState::Lost(_))
+        };
+        self.with_all(|table| table.grants().find(is_it).cloned())
     }
 
     /// Returns at most this many of the held grants.

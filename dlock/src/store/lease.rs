@@ -5,7 +5,8 @@ use std::time::Duration;
 /// The lease that a store gave, if it differs from the requested one.
 ///
 /// A store with leases in whole seconds, or with one lease for a whole session, reports them with this. The client
-/// counts the deadline of the grant from the given lease; a lease longer than requested counts as the requested one.
+/// counts the deadline of the grant from the given lease; one that lasts longer than requested counts as the requested
+/// one.
 ///
 /// ```
 /// use dlock::store::GivenLease;

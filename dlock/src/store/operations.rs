@@ -63,7 +63,8 @@ pub trait Operations: Send + Sync + 'static {
     /// other holders too fails with [`Reason::Refused`](super::Reason::Refused).
     fn end(self: Arc<Self>, key: LockKey, holder: String) -> StoreFuture<bool>;
 
-    /// Returns the connections of a client, as the servers see them; `None` if the store cannot tell.
+    /// Returns the connections of a client, as the servers see them; `None` if the store cannot tell, as where the client's user
+    /// may not name its connections.
     fn connections(self: Arc<Self>, client: Uuid) -> StoreFuture<Option<Vec<Connection>>> {
         let _ = client;
         Box::pin(std::future::ready(Ok(None)))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::LockKey;
-use dlock::store::queue::Step as _;
+use dlock::store::queue::{Moment, Step as _};
 use dlock::store::{AcquireReply, Busy, Granted, Holder, Outcome, Reason, ReleaseReply, Renewal, StoreError};
 use mysql_async::Row;
 use tokio::time::{Instant, timeout};
@@ -14,7 +14,7 @@ use crate::connect::Session;
 use crate::failure::{self, Failure};
 use crate::row::{self, Found, number};
 use crate::script::{self, Reply};
-use crate::step::{Answer, Job, Page, Queue, Step, duration};
+use crate::step::{Answer, Job, Page, Queue, Step, duration, micros};
 use crate::table::{self, PAGE, Table};
 
 /// The most acquires, and the most releases, in one round trip.
@@ -265,7 +265,10 @@ impl Performing<'_> {
         let table = self.table;
         match part {
             Part::Release(job) => match &job.step {
-                Step::Release(key, grant, keep) => table.release(key, *grant, *keep),
+                Step::Release(key, grant, keep_until) => {
+                    let keep = keep_until.map_or(0, |until| micros(until.since(Moment::now())));
+                    table.release(key, *grant, keep)
+                }
                 other => unreachable!("{other:?} is no release"),
             },
             Part::Renew(jobs, lease) => {

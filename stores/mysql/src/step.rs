@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock::LockKey;
-use dlock::store::queue;
+use dlock::store::queue::{self, Moment};
 use dlock::store::{
     AcquireReply, AcquireRequest, GrantId, Holder, Kind, Reason, ReleaseReply, ReleaseRequest, RenewRequest,
     Renewal, StoreError,
@@ -26,8 +26,8 @@ pub(crate) type Job = queue::Job<Step>;
 #[derive(Debug)]
 pub(crate) enum Step {
     Acquire(Ask),
-    /// The key, the grant, and how long to keep the key unavailable, in µs.
-    Release(Arc<str>, GrantId, i64),
+    /// The key, the grant, and until when to keep the key unavailable, if at all.
+    Release(Arc<str>, GrantId, Option<Moment>),
     /// The key, the grant, and its lease from now on, in µs.
     Renew(Arc<str>, GrantId, i64),
     Inspect(Arc<str>),
@@ -82,11 +82,9 @@ impl Step {
     }
 
     pub(crate) fn release(key: Arc<str>, request: &ReleaseRequest) -> Result<Step, StoreError> {
-        Ok(Step::Release(
-            sendable(key)?,
-            request.grant,
-            micros(request.keep_for),
-        ))
+        // A moment: the step may wait for a connection, and be tried again.
+        let keep_until = (!request.keep_for.is_zero()).then(|| Moment::now() + request.keep_for);
+        Ok(Step::Release(sendable(key)?, request.grant, keep_until))
     }
 
     pub(crate) fn renew(key: Arc<str>, request: &RenewRequest) -> Result<Step, StoreError> {

@@ -206,9 +206,8 @@ impl ZookeeperLocksBuilder {
 
 impl std::fmt::Debug for ZookeeperLocksBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The password is left out.
+        // The password is left out, and the servers: a login among them is refused only when it connects.
         f.debug_struct("ZookeeperLocksBuilder")
-            .field("servers", &self.servers)
             .field("root", &self.root)
             .field("session", &self.session)
             .field("tick", &self.tick)
@@ -228,6 +227,9 @@ fn servers(list: &str) -> Result<Vec<String>, Invalid> {
             };
             // The message does not quote the text: a login without a host looks like a host and a port.
             let invalid = |why: &str| ("servers", format!("one of them {why}, as in zk1:2181,zk2:2181"));
+            if server.contains('@') {
+                return Err(invalid("has a login, which belongs into credentials(…)"));
+            }
             if host.is_empty() || host.contains('/') {
                 return Err(invalid("names no host"));
             }
@@ -299,5 +301,19 @@ mod tests {
         assert_eq!(refused(builder().tick(s(30))), Some("tick"));
         assert_eq!(refused(builder().credentials("a:b", "c")), Some("user"));
         assert!(!format!("{:?}", builder().credentials("a", "secret")).contains("secret"));
+    }
+
+    #[test]
+    fn login_among_the_servers_is_refused_and_not_shown() {
+        for servers in ["svc:secret@zk1:2181", "zk1,svc:secret@zk2", "svc:secret@"] {
+            let builder = || ZookeeperLocks::builder(servers);
+            assert!(!format!("{:?}", builder()).contains("secret"));
+            let (option, reason) = builder().check().err().expect("a refusal");
+            assert_eq!(option, "servers");
+            assert!(
+                reason.contains("credentials") && !reason.contains("secret"),
+                "{reason}"
+            );
+        }
     }
 }

@@ -222,6 +222,49 @@ async fn pods_of_a_cron_job_run_their_slot_once() {
     );
 }
 
+#[tokio::test]
+async fn slot_is_done_again_by_hand_as_the_page_says() {
+    let recipe = blocks("sh")
+        .into_iter()
+        .find(|block| block.contains("record forget"));
+    let [forget, again] = recipe.expect("a recipe").lines().collect::<Vec<_>>()[..] else {
+        panic!("{recipe:?}")
+    };
+    let again = |slot: &str| again.replace("TIME", slot);
+    let tick = "dlock run --every 5min poll-orders -- /opt/shop/poll-orders";
+    let fleet = Fleet::new("UTC0").await;
+    let a_while_ago = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() - 600;
+    let slot = UNIX_EPOCH + Duration::from_secs(a_while_ago / 300 * 300);
+    let slot = humantime::format_rfc3339(slot).to_string();
+    let run = async |line: &str| {
+        let output = fleet.sh(line, &[]).await;
+        assert_eq!(output.status.code(), Some(0), "{line}: {output:?}");
+        (fleet.log().len(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(run(&again(&slot)).await.0, 1);
+    assert_eq!(run(forget).await.0, 1);
+    assert_eq!(run(tick).await.0, 2);
+    let (count, said) = run(&again(&slot)).await;
+    assert!(
+        count == 2 && said.contains("is over: a later one was begun"),
+        "{said}"
+    );
+    assert_eq!(run(forget).await.0, 2);
+    assert_eq!(run(&again(&slot)).await.0, 3, "{:?}", fleet.log());
+    assert_eq!(fleet.log()[2], format!("poll-orders {slot} 1"));
+    // The present slot, once more.
+    assert_eq!(run(tick).await.0, 4);
+    // What is older than the record is over, too, and says so.
+    let old = tick
+        .replace("--every 5min", "--slot 2026-01-01T00:00:00Z")
+        .replace("poll-orders --", "old --");
+    let (count, said) = run(&old).await;
+    assert!(
+        count == 4 && said.contains("is over: it is older than --keep"),
+        "{said}"
+    );
+}
+
 /// Three seconds, in which three schedulers tick each second. What is judged: no slot is done twice, whatever the ticks do.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokio_cron_scheduler_fires_once_on_three_machines() {

@@ -224,6 +224,40 @@ async fn holder_of_redisson_is_not_called_killed() {
     assert!(unknown.is_some_and(|why| why.contains("Redisson")), "{why}");
 }
 
+/// It works with no more, and its lease is renewed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holder_that_may_not_name_its_connection_is_not_called_killed() {
+    let (server, url) = server().await;
+    permissions::give(&server, "svc", &["Locks"]).await;
+    let service = format!("{}?lease=300s&timeout=20s", server.url_as("svc", "password"));
+    let client = LockClient::connect(&service).await.unwrap();
+    let guard = client.lock("shop:k").acquire().await.unwrap();
+    let is_unknown = async || {
+        let (state, because) = diagnosis(&url, "shop:k").await;
+        assert_eq!(state, "unknown", "{because}");
+        assert!(because.contains("+client|setname"), "{because}");
+    };
+    is_unknown().await;
+    // Its last commands are others now.
+    client
+        .lock("shop:other")
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    is_unknown().await;
+    guard.release().await.unwrap();
+    client.shutdown(PATIENCE).await;
+    drop(client);
+    let holder = "0192f3a4-0000-8000-8000-000000000001:1";
+    server.command(&["HSET", "shop:k", holder, "1"]).await;
+    state_becomes(&url, "shop:k", "killed or cut off").await;
+    let (_, because) = diagnosis(&url, "shop:k").await;
+    assert!(because.contains("+client|setname"), "{because}");
+}
+
 /// The keys may be millions, and the store in trouble: that is why one asks.
 #[tokio::test]
 async fn holder_is_shown_where_the_scan_for_the_waiters_fails() {
@@ -638,6 +672,24 @@ async fn completions_manual_and_explanations_are_printed() {
             "{args:?}: {output:?}"
         );
     }
+    // Each command that a page names has a page.
+    for command in [&[][..], &["record"]] {
+        let page = dlock("redis://nowhere", &[&["man"], command].concat()).await;
+        let page = String::from_utf8(page.stdout).unwrap().replace("\\-", "-");
+        let begin = [&["dlock"], command, &[""]].concat().join("-");
+        let named = page
+            .split_whitespace()
+            .filter_map(|word| word.strip_suffix("(1)"));
+        let named: Vec<_> = named.filter_map(|name| name.strip_prefix(&begin)).collect();
+        assert!(named.len() > 2, "{page}");
+        for name in named {
+            let output = dlock("redis://nowhere", &[&["man"], command, &[name]].concat()).await;
+            let title = format!(".TH {begin}{name} 1");
+            let page = String::from_utf8_lossy(&output.stdout).replace("\\-", "-");
+            assert!(page.contains(&title), "{title}: {output:?}");
+        }
+    }
+    assert_eq!(code(&dlock("redis://nowhere", &["man", "record", "no"]).await), 2);
     let output = dlock("redis://nowhere", &["explain", "E0007"]).await;
     assert!(String::from_utf8_lossy(&output.stdout).contains("remedy"));
     assert_eq!(code(&dlock("redis://nowhere", &["explain", "E9999"]).await), 2);

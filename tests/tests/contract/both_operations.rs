@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use dlock::operations::{Intervention, LossReason, ProcessState};
-use dlock::store::Reason;
 use dlock::store::operations::{EntryName, MAILBOX};
+use dlock::store::{Kind, Reason};
 use dlock::{HoldState, LockClient, LockKey, Loss};
 use dlock_tests::faults::{PATIENCE, within};
 use dlock_tests::{eventually, on_every_store, on_quorums};
@@ -166,6 +166,28 @@ on_every_store! {
         next.release().await.unwrap();
     }
 
+    async fn writer_that_also_reads_is_broken_by_its_id_and_its_reads_go_on(store: &Store) {
+        let a = store.client_with(|builder| builder.presence(true).control(true)).await;
+        let b = visible(store).await;
+        let writing = a.rw_lock("k").write().acquire().await.unwrap();
+        let reading = writing.scope(a.rw_lock("k").read().try_acquire()).await.unwrap();
+        let holders = b.holders("k").await.unwrap();
+        assert_eq!(holders.len(), 2, "{holders:?}");
+        let writer = holders.iter().find(|holder| holder.kind == Kind::Write).unwrap();
+        let why = || Intervention::new("it hangs").by("anna");
+        assert!(b.break_hold("k", &writer.id, why()).await.unwrap());
+        assert_eq!(within(2 * PATIENCE, "the loss", writing.lost()).await, Loss::Gone);
+        assert!(matches!(writing.why_lost().await, Some(LossReason::Broken(_))));
+        assert!(reading.is_held());
+        let other = b.rw_lock("k").read().try_acquire().await.unwrap();
+        assert!(b.rw_lock("k").write().try_acquire().await.unwrap_err().is_busy());
+        assert!(!b.break_hold("k", &writer.id, why()).await.unwrap(), "that hold is over");
+        reading.release().await.unwrap();
+        other.release().await.unwrap();
+        drop(writing);
+        b.rw_lock("k").write().acquire().await.unwrap().release().await.unwrap();
+    }
+
     async fn one_of_several_holders_is_not_ended_whichever_is_named(store: &Store) {
         let (a, b) = (store.client().await, store.client().await);
         let readers = [&a, &b].map(|client| client.rw_lock("k").read());
@@ -227,6 +249,7 @@ on_quorums!(
     holder_is_known_by_service_place_in_the_code_and_note,
     client_answers_only_if_it_was_told_to,
     hold_is_broken_by_its_id_alone_and_its_holder_is_told,
+    writer_that_also_reads_is_broken_by_its_id_and_its_reads_go_on,
     one_of_several_holders_is_not_ended_whichever_is_named,
     holder_is_asked_to_stop_and_goes_on_holding,
 );

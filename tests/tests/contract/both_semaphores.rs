@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use dlock::store::Kind;
+use dlock::store::{GrantId, Kind};
 use dlock::{Error, LockClient, Permit, Semaphore};
 use dlock_tests::faults::{PATIENCE, SOON, within};
 use dlock_tests::{Store, eventually, on_every_store, settle};
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 
 const MS: Duration = Duration::from_millis(1);
@@ -228,6 +229,29 @@ on_every_store! {
         drop(within(SOON, "there are as many", waiter).await.unwrap().unwrap());
         has(&semaphore, 5, 5).await;
         forget(store, &semaphore, &[&a, &b]).await;
+    }
+
+    /// A waiter for more than there were joins the queue then, before those that come later.
+    async fn greater_total_is_told_though_none_of_it_is_available(store: &Store) {
+        let a = store.client().await;
+        let semaphore = a.semaphore("k").permits(3);
+        let held = semaphore.acquire_many(3).await.unwrap();
+        assert!(semaphore.set_permits(1).await.unwrap());
+        let beside = store.store().await;
+        let mut watch = beside.clone().watch(Kind::Permit, &"k".into(), GrantId::from_parts(1, 1));
+        within(PATIENCE, "the watch", watch.changed()).await;
+        settle().await;
+        while watch.changed().now_or_never().is_some() {}
+        assert!(semaphore.set_permits(2).await.unwrap());
+        within(PATIENCE, "the greater total", watch.changed()).await;
+        settle().await;
+        while watch.changed().now_or_never().is_some() {}
+        assert_eq!(semaphore.add_permits(1).await.unwrap().available, 0);
+        within(PATIENCE, "the permit that was added", watch.changed()).await;
+        drop((watch, beside));
+        held.release().await.unwrap();
+        has(&semaphore, 3, 3).await;
+        forget(store, &semaphore, &[&a]).await;
     }
 
     async fn bad_use_of_permits_is_told_and_changes_nothing(store: &Store) {

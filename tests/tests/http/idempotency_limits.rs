@@ -212,6 +212,19 @@ async fn shutdown_ends_bodies_that_are_not_read() {
     assert_eq!(living.load(Ordering::SeqCst), 1);
 }
 
+/// The first to end leaves the layer closed for the other one, which ends with the work.
+#[tokio::test(start_paused = true)]
+async fn shutdown_beside_another_one_ends_with_the_work() {
+    let layer = layer();
+    let service = around(&layer, Counting::default().taking(SECOND * 3));
+    assert!(timeout(SECOND, send(&service, post("k"))).await.is_err());
+    let begun = Instant::now();
+    let (handle, other) = (layer.handle(), layer.handle());
+    let left = tokio::join!(handle.shutdown(SECOND), other.shutdown(SECOND * 60));
+    assert_eq!(left, (1, 0));
+    assert!(begun.elapsed() < SECOND * 3, "{:?}", begun.elapsed());
+}
+
 async fn send_streamed<S>(service: &S, key: &str) -> Answer
 where
     S: tower::Service<

@@ -1,15 +1,25 @@
 //! The idempotency layer: a key is released only where it is certain that nothing has happened.
 
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
 use crate::idempotency_support::*;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::IntoResponse;
 use axum::routing::post as route;
+use bytes::Bytes;
+use dlock::record::OnOrphan;
 use dlock::{Error, LockClient, distributed_lock};
+use dlock_tower::body::{Buffered, FromBuffered};
 use dlock_tower::idempotency::caller;
 use dlock_tower::{IdempotencyLayer, LockLayer, key};
-use http::Request;
+use http::{Request, Response};
+use http_body::Frame;
+use http_body_util::Full;
 use tower::{Layer, ServiceExt};
 
 #[derive(Clone)]
@@ -393,6 +403,47 @@ async fn busy_lock_inside_another_lock_releases_the_key() {
     assert_eq!((refused.status(), refused.not_started()), (423, true));
     guard.release().await.unwrap();
     assert_eq!(send(&service, post("k")).await.text(), "run 1");
+}
+
+/// A body that panics when it is built again for the handler, once.
+struct PanicsOnce(Full<Bytes>);
+
+static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
+
+impl FromBuffered for PanicsOnce {
+    fn from_buffered(buffered: Buffered) -> PanicsOnce {
+        assert!(HAS_PANICKED.swap(true, Ordering::SeqCst), "the body's own");
+        PanicsOnce(Full::from_buffered(buffered))
+    }
+}
+
+impl http_body::Body for PanicsOnce {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Pin::new(&mut self.0).poll_frame(cx)
+    }
+}
+
+/// Nobody else would take the claim over.
+#[tokio::test(start_paused = true)]
+async fn key_is_free_again_where_the_body_of_the_request_cannot_be_built() {
+    let layer = layer().on_orphan(OnOrphan::Leave);
+    let run = Counting::default();
+    let answers = run.clone();
+    let service = layer.layer(tower::service_fn(move |_: Request<PanicsOnce>| {
+        let text = format!("run {}", answers.next());
+        async move { Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(text))) }
+    }));
+    let request = service.clone().oneshot(post("k").map(PanicsOnce));
+    assert!(tokio::spawn(request).await.unwrap_err().is_panic());
+    assert_eq!(layer.handle().shutdown(SECOND * 5).await, 0);
+    let Ok(response) = service.oneshot(post("k").map(PanicsOnce)).await;
+    assert_eq!(answer(response).await.both(), (200, "run 1"));
 }
 
 /// A request that has its lock, and waits for the service inside, has not begun.

@@ -7,14 +7,16 @@ use std::time::Duration;
 
 use crate::idempotency_support::*;
 use axum::{Router, routing};
+use dlock::LockClient;
 use dlock::record::OnOrphan;
 use dlock_tests::Log;
-use dlock_tower::Idempotency;
 use dlock_tower::idempotency::Outcome;
+use dlock_tower::{Idempotency, LockLayer, key};
 use http::{Request, Response};
 use http_body_util::Full;
+use metrics::{Counter, Gauge, Histogram, KeyName, Metadata, Recorder, SharedString, Unit};
 use tokio::time::{Instant, sleep};
-use tower::ServiceExt;
+use tower::{Layer, ServiceExt};
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_is_down_at_the_claim_refuses_and_nothing_runs() {
@@ -212,6 +214,63 @@ async fn a_claim_is_renewed_when_the_store_panics() {
     );
     assert_eq!(first.await.unwrap(), "run 1");
     assert_eq!((run.count(), layer.stats().renewal_failures), (1, 1));
+}
+
+/// Panics when a layer counts something.
+struct PanickingRecorder;
+
+impl Recorder for PanickingRecorder {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &metrics::Key, _: &Metadata<'_>) -> Counter {
+        let of_a_layer = ["dlock_idempotency", "dlock_http"]
+            .iter()
+            .any(|begin| key.name().starts_with(begin));
+        assert!(!of_a_layer, "the recorder's own");
+        Counter::noop()
+    }
+
+    fn register_gauge(&self, _: &metrics::Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &metrics::Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_is_renewed_and_settled_where_the_recorder_of_metrics_panics() {
+    let _counting = metrics::set_default_local_recorder(&PanickingRecorder);
+    let store = Faulty::new();
+    let (layer, run) = (store.layer(), Counting::default());
+    let lock = LockLayer::new(LockClient::memory(), key::fixed("a"));
+    let service = around(&layer, lock.layer(run.taking(SECOND * 60)));
+    let first = tokio::spawn({
+        let service = service.clone();
+        async move { send(&service, post("k")).await.text().to_owned() }
+    });
+    sleep(SECOND).await;
+    store.faults.extend_down.store(true, Ordering::SeqCst);
+    sleep(SECOND * 14).await;
+    store.faults.extend_down.store(false, Ordering::SeqCst);
+    sleep(SECOND * 40).await;
+    assert_eq!(
+        send(&service, post("k")).await.problem(),
+        problem(409, "in-progress")
+    );
+    store.faults.set_down(true);
+    assert_eq!(first.await.unwrap(), "run 1");
+    store.faults.set_down(false);
+    layer.handle().shutdown(SECOND * 20).await;
+    assert!(send(&service, post("k")).await.is_replay());
+    let stats = layer.stats();
+    assert!(
+        stats.renewal_failures > 0 && stats.settle_failures > 0,
+        "{stats:?}"
+    );
 }
 
 /// A panic in the release of a request that unwinds would end the process.

@@ -17,6 +17,7 @@ use dlock_tower::lock::RequestLocks;
 use dlock_tower::{HeldLock, LockLayer, NotStarted};
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
+use metrics_exporter_prometheus::PrometheusBuilder;
 use tower::{Layer, ServiceExt};
 
 /// A handler that tells which key it runs under.
@@ -52,6 +53,28 @@ async fn got(app: &Router, uri: &str) -> (u16, String) {
 
 fn said(text: &str) -> (u16, String) {
     (200, text.to_owned())
+}
+
+#[tokio::test]
+async fn locks_count_in_the_group_of_the_layer_or_of_the_matched_path() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let shown = recorder.handle();
+    let _counting = metrics::set_default_local_recorder(&recorder);
+    let by_id = || layer(path_param("id"));
+    let app = Router::new()
+        .route("/accounts/{id}", get(key).layer(by_id()))
+        .route("/orders/{id}", get(key).layer(by_id().group("orders")));
+    assert_eq!(got(&app, "/accounts/7").await, said("7"));
+    assert_eq!(got(&app, "/orders/8").await, said("8"));
+    let text = shown.render();
+    for (group, is_counted) in [
+        ("/accounts/{id}", true),
+        ("orders", true),
+        ("/orders/{id}", false),
+    ] {
+        let of_the_group = |line: &str| line.contains(&format!("group=\"{group}\""));
+        assert_eq!(text.lines().any(of_the_group), is_counted, "{group}: {text}");
+    }
 }
 
 mod path_parameters {

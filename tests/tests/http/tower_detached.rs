@@ -3,8 +3,8 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,6 +14,7 @@ use dlock_tower::idempotency::caller::{Public, public};
 use dlock_tower::key::{Fixed, Key, each_of, fixed};
 use dlock_tower::lock::RequestLocks;
 use dlock_tower::{IdempotencyLayer, LockLayer, OnLost};
+use futures_util::FutureExt;
 use futures_util::stream::{self, StreamExt};
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -188,6 +189,59 @@ mod a_handler_without_its_client {
             sleep(SECOND).await;
             assert!(is_free(&other, "a").await);
         }
+    }
+
+    /// As everywhere: what it owns goes before the lock.
+    #[test]
+    fn ends_before_its_lock_where_its_runtime_ends_before_its_task_was_polled() {
+        /// Looks at the lock when it is dropped.
+        struct Looks(LockClient, Arc<Mutex<Vec<bool>>>);
+
+        impl Drop for Looks {
+            fn drop(&mut self) {
+                let acquire = self.0.lock("a").try_acquire();
+                let outcome = acquire.now_or_never().expect("memory answers at once");
+                self.1
+                    .lock()
+                    .unwrap()
+                    .push(outcome.is_err_and(|error| error.is_busy()));
+            }
+        }
+
+        let of_clients = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap();
+        let of_server = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let (client, other, once) = of_clients.block_on(setup());
+        let was_held = Arc::<Mutex<Vec<bool>>>::default();
+        let (probe, seen) = (other.clone(), was_held.clone());
+        let handler = service_fn(move |_: Req| {
+            let looks = Looks(probe.clone(), seen.clone());
+            async move {
+                let _looks = looks;
+                std::future::pending::<Result<Res, Infallible>>().await
+            }
+        });
+        let service = LockLayer::new(client, fixed("a")).layer(once.layer(handler));
+        let mut request = Box::pin(service.oneshot(post("1")));
+        of_server.block_on(async {
+            while once.handle().claims() == 0 {
+                let _ = timeout(Duration::from_millis(10), &mut request).await;
+            }
+            // Into the handler.
+            let _ = timeout(Duration::from_millis(10), &mut request).await;
+        });
+        let entered = of_server.enter();
+        drop(request);
+        drop(entered);
+        assert_eq!(once.handle().tasks(), 1);
+        drop(of_server);
+        assert_eq!(*was_held.lock().unwrap(), [true]);
     }
 
     /// Its frame is there: what it calls re-enters, also long after the client left.

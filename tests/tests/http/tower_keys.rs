@@ -146,6 +146,27 @@ async fn a_refusal_says_the_whole_name_and_why() {
     );
 }
 
+/// On a server they are keys of other things: of records, the audit log, what clients publish.
+#[tokio::test]
+async fn request_does_not_name_a_key_of_the_library() {
+    let own = with(&[("x-account", "dlock:record:once-report")]);
+    let (status, detail) = key_of(header("x-account"), own).await.unwrap_err();
+    assert_eq!(status, 400);
+    assert_eq!(
+        detail,
+        "\"dlock:record:once-report\" cannot be the name of a lock: it begins with `dlock:`, as dlock's own keys do"
+    );
+    let parts = all_of((query("kind"), query("id")));
+    refused(
+        key_of(parts, get("/?kind=dlock&id=audit")).await,
+        400,
+        "begins with",
+    );
+    let own = with(&[("x-account", "dlock:audit")]);
+    let prefixed = header("x-account").prefix("account:");
+    assert_eq!(key_of(prefixed, own).await, some("account:dlock:audit"));
+}
+
 #[tokio::test]
 async fn longest_time_to_try_again_is_written_as_it_is() {
     let longest = std::time::Duration::MAX;

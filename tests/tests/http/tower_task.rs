@@ -1,5 +1,6 @@
 //! The layers for services of any request: what a worker is told, what is under the lock, and the bound of one process.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::future::pending;
 use std::sync::Arc;
@@ -11,10 +12,11 @@ use dlock::record::OnOrphan;
 use dlock::stores::memory::MemoryStore;
 use dlock::testing::TestStore;
 use dlock::{Error, LockClient, LockKey, LockKind, OnFailure};
-use dlock_tests::Store;
+use dlock_tests::{Store, paused};
 use dlock_tower::task::{Done, LimitLayer, TaskError, TaskLockLayer, TaskOnceError, TaskOnceLayer};
 use futures_util::FutureExt;
 use futures_util::future::{join_all, poll_fn};
+use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::time::{sleep, timeout};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -48,6 +50,38 @@ async fn does(job: Job) -> Result<u64, String> {
         "broken" => Err("no such account".to_owned()),
         _ => Ok(dlock::current().expect("a lock").fencing_token()),
     }
+}
+
+/// Options that were set before it stay.
+#[test]
+fn locks_and_permits_count_in_the_group_of_their_layer() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let shown = recorder.handle();
+    metrics::with_local_recorder(&recorder, || {
+        paused(async {
+            let client = LockClient::memory();
+            let exclusive = TaskLockLayer::new(client.clone(), account).wait(60_000 * MS);
+            let limited = LimitLayer::new(client.clone(), account, |_: &Job| 1).unwrap();
+            let limited = limited.wait(60_000 * MS);
+            let [exclusive, limited] = [
+                exclusive.group("exports").layer(service_fn(does)).boxed_clone(),
+                limited.group("uploads").layer(service_fn(does)).boxed_clone(),
+            ];
+            for (worker, key) in [(exclusive, "a"), (limited, "b")] {
+                let [one, two] = [job(key, 100), job(key, 100)].map(|job| worker.clone().oneshot(job));
+                let (one, two) = tokio::join!(one, two);
+                assert!(one.is_ok() && two.is_ok(), "{one:?}, {two:?}");
+            }
+            let text = shown.render();
+            let groups = text
+                .lines()
+                .filter(|line| line.starts_with("dlock_hold_seconds_count{") && !line.ends_with(" 0"))
+                .filter_map(|line| line.split_once("group=\"")?.1.split_once('"'))
+                .map(|(group, _)| group);
+            let groups: BTreeSet<_> = groups.collect();
+            assert_eq!(groups, BTreeSet::from(["exports", "uploads"]), "{text}");
+        });
+    });
 }
 
 #[tokio::test(start_paused = true)]
@@ -453,6 +487,52 @@ async fn response_that_a_full_store_refuses_is_not_made_again() {
         matches!(&again, Ok(Done::Earlier(text)) if text.len() == 2000),
         "{again:?}"
     );
+}
+
+/// As on a machine that stood still between the claim and its reply.
+#[tokio::test(start_paused = true)]
+async fn claim_that_is_over_when_its_reply_comes_starts_nothing_and_is_told_apart() {
+    let store = Faulty::new();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = calls.clone();
+    let layer = TaskOnceLayer::on_records(store.records(), account).lease(200 * MS);
+    let consumer = layer.layer(service_fn(move |_: Job| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        sleep(1000 * MS).map(Ok::<(), String>)
+    }));
+    store.faults.claim_answers_held.store(true, Ordering::SeqCst);
+    let late = tokio::spawn(consumer.clone().oneshot(job("m", 0)));
+    sleep(300 * MS).await;
+    store.faults.claim_answers_held.store(false, Ordering::SeqCst);
+    let late = late.await.unwrap().unwrap_err();
+    assert!(
+        matches!(
+            &late,
+            TaskOnceError::Lost {
+                attempt: 1,
+                started: false,
+                ..
+            }
+        ) && late.is_not_started(),
+        "{late:?}"
+    );
+    assert_eq!(late.retry_after(), Some(1000 * MS));
+    assert_eq!(calls.load(Ordering::SeqCst), 0);
+
+    store.faults.extend_down.store(true, Ordering::SeqCst);
+    let stopped = consumer.oneshot(job("m", 0)).await.unwrap_err();
+    assert!(
+        matches!(
+            &stopped,
+            TaskOnceError::Lost {
+                attempt: 1,
+                started: true,
+                ..
+            }
+        ) && !stopped.is_not_started(),
+        "{stopped:?}"
+    );
+    assert_eq!((stopped.retry_after(), calls.load(Ordering::SeqCst)), (None, 1));
 }
 
 #[tokio::test(start_paused = true)]

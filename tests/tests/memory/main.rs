@@ -37,6 +37,7 @@ mod memory_small_store;
 mod memory_test_store;
 mod memory_threads;
 mod memory_traces;
+mod memory_try_run;
 mod memory_turns;
 mod memory_waiting;
 mod memory_warnings;

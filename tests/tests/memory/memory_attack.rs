@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use dlock::operations::LossReason;
 use dlock::store::Kind;
 use dlock::store::{
     AcquireReply, AcquireRequest, Capabilities, GrantId, Holder, Hub, ReleaseReply, ReleaseRequest,
@@ -426,6 +427,10 @@ struct Manners {
     is_silent: bool,
     /// Releases have no reply.
     is_silent_at_releases: bool,
+    /// Releases take this long.
+    release_takes: Duration,
+    /// Whatever only looks at locks panics, and so does the release by force.
+    looks_panic: bool,
     watch_panics: bool,
     /// Renewals have a reply for all grants but the last.
     renewals_fall_short: bool,
@@ -479,6 +484,9 @@ impl Store for Strange {
         }
         Box::pin(async move {
             self.panics(Step::Release);
+            if !self.1.release_takes.is_zero() {
+                sleep(self.1.release_takes).await;
+            }
             Store::release(self.0.clone(), request).await
         })
     }
@@ -497,13 +505,26 @@ impl Store for Strange {
         })
     }
     fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
+        assert!(!self.1.looks_panic, "the store's own");
         Box::pin(async move { Store::inspect(self.0.clone(), key).await })
     }
     fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
-        Box::pin(async move { Store::list(self.0.clone(), prefix).await })
+        Box::pin(async move {
+            assert!(!self.1.looks_panic, "the store's own");
+            Store::list(self.0.clone(), prefix).await
+        })
     }
     fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
+        assert!(!self.1.looks_panic, "the store's own");
         Box::pin(async move { Store::force_release(self.0.clone(), key).await })
+    }
+    fn explain(&self, _kind: Kind, _key: &LockKey) -> Option<Arc<str>> {
+        assert!(!self.1.looks_panic, "the store's own");
+        None
+    }
+    fn together(&self, _kind: Kind, _key: &LockKey) -> Option<u32> {
+        assert!(!self.1.looks_panic, "the store's own");
+        None
     }
     fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         if self.1.watch_panics {
@@ -541,6 +562,47 @@ async fn a_release_that_panics_takes_no_other_along() {
     drop(client.lock("2").acquire().await.unwrap());
     sleep(MS).await;
     assert!(client.inspect("2").await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn look_that_panics_has_failed_and_takes_no_call_along() {
+    let memory = Arc::new(MemoryStore::new());
+    let manners = Manners {
+        looks_panic: true,
+        ..Manners::default()
+    };
+    let store = Strange(memory.clone(), Arc::new(manners));
+    let client = LockClient::builder().store(store).build().await.unwrap();
+    let guards = client.multi(["k", "l"]).acquire().await.unwrap();
+    assert!(client.lock("k").try_acquire().await.unwrap_err().is_busy());
+    assert!(client.holders("k").await.is_err());
+    assert!(client.list("").await.is_err());
+    let forced = client.force_release("k").await;
+    assert!(matches!(forced, Err(Error::OutcomeUnknown { .. })), "{forced:?}");
+    Store::force_release(memory, "k".into()).await.unwrap();
+    assert_eq!(guards.lost().await, Loss::Gone);
+    assert_eq!(guards.why_lost().await, Some(LossReason::Gone));
+}
+
+/// It is woken in the middle of the release that it waits for.
+#[test]
+fn a_shutdown_whose_waker_panics_takes_no_release_along() {
+    in_time(|| {
+        paused().block_on(async {
+            let client = strange(Manners {
+                release_takes: 100 * MS,
+                ..Manners::default()
+            })
+            .await;
+            let guard = client.lock("k").acquire().await.unwrap();
+            let mut release = Box::pin(guard.release());
+            assert!(release.as_mut().now_or_never().is_none());
+            let mut shutdown: Boxed = Box::pin(async move { _ = client.shutdown(MS).await });
+            panics_when_woken(&mut shutdown);
+            release.await.unwrap();
+            shutdown.await;
+        });
+    });
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,7 +11,7 @@ use dlock::{LockClient, Loss};
 use dlock_tests::{paused, watched};
 use futures_util::{FutureExt, poll};
 use tokio::task::unconstrained;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
@@ -226,6 +226,39 @@ fn filter_decides_which_events_a_listener_gets() {
         drop(of_b);
         client.lock("b").acquire().await.unwrap().release().await.unwrap();
         assert_eq!(told(&mut all).len(), 3);
+    });
+}
+
+#[test]
+fn filter_goes_with_its_events() {
+    paused(async {
+        let client = LockClient::memory();
+        let owned = Arc::new(());
+        let filter = |owned: &Arc<()>| {
+            let owned = owned.clone();
+            move |_: &_, _: &_| Arc::strong_count(&owned) > 0
+        };
+        let (first, second) = (
+            client.events_where(filter(&owned)),
+            client.events_where(filter(&owned)),
+        );
+        assert_eq!(Arc::strong_count(&owned), 3);
+        drop(first);
+        assert_eq!(Arc::strong_count(&owned), 2);
+        drop((client, second));
+        assert_eq!(Arc::strong_count(&owned), 1);
+    });
+}
+
+#[test]
+fn client_ends_though_a_filter_that_is_gone_owned_it() {
+    paused(async {
+        let client = LockClient::memory();
+        let (owned, mut others) = (client.clone(), client.events());
+        let events = client.events_where(move |_, _| owned.held() == 0);
+        drop((client, events));
+        let end = timeout(SEC, others.next()).await.expect("the client ends");
+        assert_eq!(end, None);
     });
 }
 

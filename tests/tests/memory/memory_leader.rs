@@ -1,13 +1,15 @@
 //! Leader election by a paused clock: when the lead passes on, and when it does not.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use dlock::testing::TestStore;
-use dlock::{Error, Held, LockClient, Loss};
+use dlock::{Error, Held, Leader, LockClient, Loss};
+use dlock_tests::faults::PATIENCE;
 use dlock_tests::paused;
 use parking_lot::Mutex;
+use tokio::runtime;
 use tokio::time::{Instant, sleep};
 
 const SEC: Duration = Duration::from_secs(1);
@@ -168,6 +170,40 @@ fn shutdown_drops_the_work_of_lead_at_once_and_ends_a_term_at_its_deadline() {
 }
 
 #[test]
+fn term_is_known_beside_the_work_for_as_long_as_this_client_leads() {
+    paused(async {
+        let store = TestStore::new();
+        let (client, other) = (store.client(), store.client());
+        let (leader, candidate) = (client.leader("l"), other.leader("l"));
+        let token = |leader: &Leader| leader.term().map(|held| held.fencing_token());
+        // A hold on another name is no term, nor is the wait for one.
+        let _beside = client.lock("m").acquire().await.unwrap();
+        assert_eq!(token(&leader), None);
+        let term = leader.campaign().await.unwrap();
+        let next = tokio::spawn({
+            let candidate = candidate.clone();
+            async move { candidate.campaign().await.unwrap() }
+        });
+        sleep(SEC).await;
+        assert_eq!(token(&leader), Some(term.fencing_token()));
+        assert_eq!(token(&client.clone().leader("l")), Some(term.fencing_token()));
+        assert_eq!(token(&candidate), None);
+        let held = leader.term().unwrap();
+        term.release().await.unwrap();
+        assert!(token(&leader).is_none() && !held.is_held());
+        let next = next.await.unwrap();
+        assert_eq!(token(&candidate), Some(next.fencing_token()));
+
+        // Cut off from the store, it leads until its lease may be over, and no longer.
+        let _cut = store.busy("l");
+        next.lost().await;
+        assert_eq!(token(&candidate), None);
+        drop(next);
+        assert_eq!(token(&candidate), None);
+    });
+}
+
+#[test]
 fn what_waiting_does_not_help_against_is_told() {
     paused(async {
         let client = LockClient::memory();
@@ -201,4 +237,27 @@ fn what_waiting_does_not_help_against_is_told() {
         }
         assert!(client.leader("l").check().is_ok());
     });
+}
+
+/// A stopped process, or one whose threads are busy: no timer has run yet.
+#[test]
+fn term_whose_end_was_not_noticed_yet_is_over_and_nobody_is_told_under_a_mutex() {
+    let (done, ended) = mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build();
+        runtime.unwrap().block_on(async {
+            let client = LockClient::memory();
+            let asked = client.clone();
+            // It would wait for the mutex that the look at the holds has.
+            let events = client.events_where(move |_, _| asked.held() < 9);
+            let leader = client.leader("l").lease(50 * MS);
+            let term = leader.campaign().await.unwrap();
+            assert!(leader.term().is_some());
+            std::thread::sleep(100 * MS);
+            assert!(leader.term().is_none());
+            drop((term, events));
+        });
+        done.send(()).unwrap();
+    });
+    ended.recv_timeout(PATIENCE).unwrap();
 }

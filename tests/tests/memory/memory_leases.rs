@@ -222,7 +222,7 @@ fn senseless_options_are_refused_before_the_store_is_asked() {
             ),
             (lock().lease(Duration::ZERO), "lease", "it is zero"),
             (lock().lease(year), "lease", "more than a year"),
-            (lock().wait(Duration::ZERO), "wait", "try_acquire"),
+            (lock().wait(Duration::ZERO), "wait", "try_acquire and try_run ask"),
             (lock().wait(Duration::MAX), "wait", "more than a year"),
             (lock().max_hold(Duration::ZERO), "max_hold", "it is zero"),
             (lock().min_hold(Duration::ZERO), "min_hold", "it is zero"),

@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use dlock::record::OnOrphan;
 use dlock::stores::memory::MemoryStore;
-use dlock::{Error, LockClient, OnFailure, OnceClaim, OnceError, OnceReply};
+use dlock::{Error, LockClient, NotRun, OnFailure, OnceClaim, OnceError, OnceReply, SlotReply};
 use dlock_tests::paused_for;
 use futures_util::FutureExt;
-use futures_util::future::{join_all, pending};
+use futures_util::future::{BoxFuture, join_all, pending};
 use tokio::time::{Instant, sleep, timeout};
 
 const MS: Duration = Duration::from_millis(1);
@@ -329,5 +329,227 @@ fn shutdown_ends_waits_and_lets_results_arrive() {
             "{closed:?}"
         );
         assert_eq!(ran(work.await.unwrap()), 1);
+    });
+}
+
+/// Work of two seconds under a claim, by each way to begin it.
+fn works(client: &LockClient) -> Vec<BoxFuture<'static, bool>> {
+    async fn work(_: OnceClaim) -> Result<u32, String> {
+        sleep(2 * SEC).await;
+        Ok(1)
+    }
+    let once = |name: &str| client.once(name);
+    let slot = once("slot").slot(SystemTime::now());
+    let (plain, tick) = (once("plain"), once("tick").every(60 * SEC));
+    let alone = dlock::with_default(client.clone(), attribute());
+    vec![
+        async move { matches!(plain.run(work).await, Ok(OnceReply::Ran(1))) }.boxed(),
+        async move { matches!(tick.run(work).await, Ok(SlotReply::Ran(1))) }.boxed(),
+        async move { matches!(slot.run(work).await, Ok(SlotReply::Ran(1))) }.boxed(),
+        alone.map(|reply| matches!(reply, Ok(1))).boxed(),
+    ]
+}
+
+#[dlock::once(key = "attribute")]
+async fn attribute() -> Result<u32, NotRun> {
+    sleep(2 * SEC).await;
+    Ok(1)
+}
+
+#[test]
+fn shutdown_waits_for_work_under_claims_until_its_deadline() {
+    paused(async {
+        for (deadline, takes, unfinished) in [
+            (5 * SEC, 2 * SEC, 0),
+            (SEC, SEC, 4),
+            (Duration::ZERO, Duration::ZERO, 4),
+        ] {
+            let [client, other] = clients().await;
+            let works: Vec<_> = works(&client).into_iter().map(tokio::spawn).collect();
+            // The attribute's lock is claimed in its own task, too.
+            sleep(MS).await;
+            assert_eq!((client.health().claims, client.held()), (4, 0));
+            let begun = Instant::now();
+            let report = client.shutdown(deadline).await;
+            let took = begun.elapsed();
+            assert!(
+                takes.saturating_sub(MS) <= took && took <= takes,
+                "{deadline:?}: {took:?}"
+            );
+            assert_eq!(
+                (report.unfinished, report.lost, report.unconfirmed),
+                (unfinished, 0, 0),
+                "{deadline:?}"
+            );
+            assert_eq!(client.health().claims, unfinished);
+            // Their results are kept, also of those that went on.
+            for ran in join_all(works).await {
+                assert!(ran.unwrap(), "{deadline:?}");
+            }
+            assert_eq!(client.health().claims, 0);
+            let later = other
+                .once("plain")
+                .run(async |_| Err::<u32, _>("it was done".to_owned()));
+            assert_eq!(earlier(later.await), 1);
+        }
+    });
+}
+
+#[test]
+fn drained_waits_for_work_under_claims() {
+    paused(async {
+        let [client] = clients().await;
+        let works: Vec<_> = works(&client).into_iter().map(tokio::spawn).collect();
+        sleep(MS).await;
+        client.drain();
+        let begun = Instant::now();
+        client.drained().await;
+        let took = begun.elapsed();
+        assert!(2 * SEC - MS <= took && took <= 2 * SEC, "{took:?}");
+        for ran in join_all(works).await {
+            assert!(ran.unwrap());
+        }
+        // Nothing is waited for any more.
+        assert_eq!(client.drained().now_or_never(), Some(()));
+    });
+}
+
+#[test]
+fn work_that_was_dropped_panicked_failed_or_lost_its_claim_is_not_waited_for() {
+    paused(async {
+        let [client, other] = clients().await;
+        let dropped = client
+            .once("dropped")
+            .run(async |_| pending::<Result<(), String>>().await);
+        assert!(timeout(SEC, dropped).await.is_err());
+        let panicked = tokio::spawn(
+            client
+                .once("panicked")
+                .run(async |_| -> Result<(), String> { panic!("on purpose") }),
+        );
+        assert!(panicked.await.is_err());
+        let failed = client
+            .once("failed")
+            .run(async |_| Err::<(), _>("no such file".to_owned()));
+        assert!(matches!(failed.await, Err(OnceError::Work(_))));
+        let records = other.records().unwrap();
+        let lost = client.once("lost").run(async |claim: OnceClaim| {
+            records.release(claim.record_key(), claim.token()).await.unwrap();
+            pending::<Result<(), String>>().await
+        });
+        assert!(matches!(lost.await, Err(OnceError::Lost { .. })));
+
+        assert_eq!(client.health().claims, 0);
+        assert_eq!(client.drained().now_or_never(), Some(()));
+        let begun = Instant::now();
+        let report = client.shutdown(DAY).await;
+        assert_eq!(
+            (report.unfinished, report.unconfirmed, begun.elapsed()),
+            (0, 0, Duration::ZERO)
+        );
+        // What was given up is free for the next attempt.
+        for name in ["dropped", "panicked"] {
+            let next = other.once(name).run(async |claim: OnceClaim| Ok(claim.attempt()));
+            assert_eq!(ran(next.await), 2, "{name}");
+        }
+    });
+}
+
+/// The work and a hold inside of it end one after the other, whichever is first.
+#[test]
+fn shutdown_waits_for_holds_and_work_together() {
+    paused(async {
+        for (hold, work) in [(SEC, 3 * SEC), (3 * SEC, SEC)] {
+            let [client] = clients().await;
+            let guard = client.lock("l").acquire().await.unwrap();
+            let holds = tokio::spawn(async move {
+                sleep(hold).await;
+                guard.release().await
+            });
+            let works = tokio::spawn(client.once("w").run(async move |_| {
+                sleep(work).await;
+                Ok::<_, String>(1)
+            }));
+            sleep(MS).await;
+            let begun = Instant::now();
+            let report = client.shutdown(60 * SEC).await;
+            let took = begun.elapsed();
+            assert!(3 * SEC - MS <= took && took <= 3 * SEC, "{took:?}");
+            assert_eq!((report.lost, report.unfinished), (0, 0));
+            holds.await.unwrap().unwrap();
+            assert_eq!(ran(works.await.unwrap()), 1);
+        }
+    });
+}
+
+/// Work that asks its own client to drain would wait for itself.
+#[test]
+fn shutdown_inside_of_the_work_ends_at_its_deadline() {
+    paused(async {
+        let [client] = clients().await;
+        let inside = client.clone();
+        let reply = client.once("w").run(async move |_| {
+            assert!(timeout(60 * SEC, inside.drained()).await.is_err());
+            Ok::<_, String>(inside.shutdown(SEC).await.unfinished)
+        });
+        assert_eq!(ran(reply.await), 1);
+    });
+}
+
+#[dlock::once(key = "attempt")]
+async fn attempt_and_token() -> Result<(u32, u64), NotRun> {
+    let claim = OnceClaim::current().expect("the body runs under its claim");
+    if claim.attempt() == 1 {
+        return Err(Error::ClientClosed.into());
+    }
+    Ok((claim.attempt(), claim.fencing_token()))
+}
+
+#[test]
+fn work_finds_its_claim_and_code_beside_it_does_not() {
+    paused(async {
+        let [client] = clients().await;
+        assert!(OnceClaim::current().is_none());
+        let inner = client.once("inner");
+        let work = client.once("outer").run(async |claim: OnceClaim| {
+            let seen = || OnceClaim::current().map(|claim| claim.token().clone());
+            assert_eq!(seen().as_ref(), Some(claim.token()));
+            tokio::task::yield_now().await;
+            let inside = inner.run(async |claim: OnceClaim| {
+                assert_eq!(seen().as_ref(), Some(claim.token()));
+                Ok::<_, String>(())
+            });
+            assert!(inside.await.unwrap().ran_here());
+            assert_eq!(seen().as_ref(), Some(claim.token()));
+            let spawned = tokio::spawn(async { OnceClaim::current().is_none() });
+            assert!(spawned.await.unwrap());
+            Ok::<_, String>(())
+        });
+        // Other code of the same task, while the work waits.
+        let (work, ()) = tokio::join!(work, async { assert!(OnceClaim::current().is_none()) });
+        assert!(work.unwrap().ran_here());
+        assert!(OnceClaim::current().is_none());
+
+        let attribute = || dlock::with_default(client.clone(), attempt_and_token());
+        assert!(attribute().await.is_err());
+        assert!(matches!(attribute().await, Ok((2, 2..))));
+    });
+}
+
+#[test]
+fn reply_tells_whether_the_work_ran_here() {
+    paused(async {
+        let [client] = clients().await;
+        let work = client.once("w");
+        let run = || {
+            work.run(async |_| {
+                sleep(SEC).await;
+                Ok::<_, String>(())
+            })
+        };
+        let (ran, elsewhere) = tokio::join!(run(), run());
+        let earlier = run().await;
+        let here = [ran, elsewhere, earlier].map(|reply| reply.unwrap().ran_here());
+        assert_eq!(here, [true, false, false]);
     });
 }

@@ -8,10 +8,15 @@ use std::time::Duration;
 use dlock::record::{
     ClaimReply, ClaimRequest, ClaimToken, OnOrphan, OwnerReply, RecordKey, RecordStore, Records,
 };
-use dlock::store::{Reason, StoreError, Watch};
+use dlock::store::{
+    AcquireReply, AcquireRequest, Capabilities, GrantId, Kind, Reason, ReleaseReply, ReleaseRequest,
+    RenewRequest, Renewal, Store, StoreError, StoreFuture, Watch,
+};
+use dlock::stores::memory::MemoryStore;
 use dlock::testing::TestStore;
-use dlock::{LockClient, OnceClaim, OnceError, OnceReply};
+use dlock::{Error, LockClient, LockKey, OnceClaim, OnceError, OnceReply};
 use dlock_tests::paused_for;
+use futures_util::FutureExt;
 use futures_util::future::pending;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
@@ -43,6 +48,8 @@ struct Faulty {
     room: usize,
     /// So many marks, the short results, get no answer.
     marks_unanswered: AtomicU32,
+    /// Runs between a claim and its reply.
+    on_claim: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Faulty {
@@ -53,6 +60,7 @@ impl Faulty {
             extension: Mutex::new(Extension::Done),
             room,
             marks_unanswered: AtomicU32::new(marks_unanswered),
+            on_claim: Mutex::default(),
         });
         (faulty.clone(), Records::new(Shared(faulty)))
     }
@@ -65,6 +73,9 @@ impl RecordStore for Shared {
         let reply = self.0.inner.claim(request).await;
         let late = *self.0.claims_answered_after.lock();
         sleep(late).await;
+        if let Some(what) = self.0.on_claim.lock().take() {
+            what();
+        }
         reply
     }
 
@@ -225,5 +236,68 @@ fn the_mark_of_a_result_that_is_refused_is_sent_until_the_store_has_it() {
         assert!(matches!(reply, Ok(OnceReply::Ran(_))), "{reply:?}");
         let reply: Reply<String> = work.run(async |_| panic!("it was done")).await;
         assert!(matches!(reply, Err(OnceError::ResultUnavailable)), "{reply:?}");
+    });
+}
+
+/// Locks in memory beside records with faults.
+struct Both(Arc<MemoryStore>, Records);
+
+impl Store for Both {
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+        Store::acquire(self.0.clone(), request)
+    }
+
+    fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        Store::release(self.0.clone(), request)
+    }
+
+    fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+        Store::renew(self.0.clone(), requests)
+    }
+
+    fn watch(self: Arc<Self>, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
+        Store::watch(self.0.clone(), kind, key, grant)
+    }
+
+    fn records(self: Arc<Self>) -> Option<Records> {
+        Some(self.1.clone())
+    }
+}
+
+/// The end of the client comes between the claim and its reply, after the call was asked whether it may go on. Otherwise work
+/// would begin that no shutdown has seen.
+#[test]
+fn work_does_not_begin_under_a_claim_whose_client_has_ended_meanwhile() {
+    paused(async {
+        for is_shut_down in [false, true] {
+            let (store, records) = Faulty::new(1 << 20, 0);
+            let both = Both(Arc::new(MemoryStore::new()), records.clone());
+            let client = LockClient::builder().store(both).build().await.unwrap();
+            let ends = client.clone();
+            *store.on_claim.lock() = Some(Box::new(move || match is_shut_down {
+                true => _ = ends.shutdown(Duration::ZERO).now_or_never(),
+                false => ends.drain(),
+            }));
+            let reply: Reply<()> = client.once("w").run(async |_| panic!("it began")).await;
+            let is_refused = match &reply {
+                Err(OnceError::Store(Error::ClientClosed)) => is_shut_down,
+                Err(OnceError::Store(Error::Draining)) => !is_shut_down,
+                _ => false,
+            };
+            assert!(is_refused, "{reply:?}");
+            assert_eq!(client.health().claims, 0);
+            client.drained().await;
+            client.shutdown(SEC).await;
+            // It was no attempt, and nothing waits for its lease.
+            let reply: Reply<u32> = records
+                .once("w")
+                .run(async |claim: OnceClaim| Ok(claim.attempt()))
+                .await;
+            assert!(matches!(reply, Ok(OnceReply::Ran(1))), "{reply:?}");
+        }
     });
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use dlock::store::Kind;
 use dlock::store::{AcquireReply, AcquireRequest, GrantId, Store};
 use dlock::stores::memory::MemoryStore;
-use dlock::{Error, HoldState, LockClient, LockKind, Loss};
+use dlock::{Error, HoldState, LockClient, LockKind, LockOptions, Loss};
 use dlock_tests::{Watched, paused, watched};
 use tokio::time::{Instant, sleep};
 
@@ -146,6 +146,34 @@ fn a_second_read_outside_the_frame_of_the_first_waits_for_the_writer_until_its_w
         let nested = first.scope(b.rw_lock("k").read().acquire()).await.unwrap();
         drop((first, nested));
         drop(writer.await.unwrap().unwrap());
+    });
+}
+
+#[test]
+fn options_of_both_sides_are_set_once_and_checked_for_both() {
+    paused(async {
+        let client = LockClient::memory();
+        let prices = client.rw_lock("k").wait(SEC).note("prices").fixed_lease(20 * SEC);
+        prices.check().unwrap();
+        let reading = prices.read().acquire().await.unwrap();
+        assert!(!reading.is_renewed());
+        assert_eq!(client.active().holds[0].note.as_deref(), Some("prices"));
+        let begun = Instant::now();
+        assert!(prices.write().acquire().await.unwrap_err().is_busy());
+        assert_eq!(begun.elapsed(), SEC);
+        reading.release().await.unwrap();
+
+        let replaced = prices.options(LockOptions::new().max_hold(5 * SEC));
+        let writing = replaced.write().acquire().await.unwrap();
+        assert!(writing.is_renewed());
+        writing.lost().await;
+        assert_eq!(begun.elapsed().as_secs(), 5);
+        for wrong in [
+            client.rw_lock("k").wait(Duration::ZERO),
+            client.rw_lock("").prefer_writers(),
+        ] {
+            assert!(wrong.check().is_err(), "{wrong:?}");
+        }
     });
 }
 

@@ -326,6 +326,25 @@ async fn counter_step_that_panics_is_sent_again_and_counts_once() {
     assert_eq!(latch.count().await.unwrap(), 4);
 }
 
+#[tokio::test(start_paused = true)]
+async fn waiter_for_more_permits_counts_them_again_where_the_step_panics() {
+    let memory = Arc::new(MemoryStore::new());
+    let other = LockClient::builder().shared_store(memory.clone()).build();
+    let other = other.await.unwrap().semaphore("s");
+    assert!(other.try_set_permits(3).await.unwrap());
+    let store = Panics {
+        memory,
+        counts: AtomicU32::new(0),
+    };
+    let store = Arc::new(store);
+    let client = LockClient::builder().shared_store(store.clone()).build();
+    let waits = tokio::spawn(client.await.unwrap().semaphore("s").acquire_many(5));
+    sleep(60 * SEC).await;
+    assert!(store.counts.load(SeqCst) > 2 && !waits.is_finished());
+    other.add_permits(2).await.unwrap();
+    drop(waits.await.unwrap().unwrap());
+}
+
 /// A store that carries out no first release.
 struct FailsOnce {
     memory: Arc<MemoryStore>,

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dlock::stores::memory::MemoryStore;
+use dlock::testing::TestStore;
 use dlock::{Error, LockClient, OnceError, SlotReply};
 use dlock_tests::paused_for;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 const MS: Duration = Duration::from_millis(1);
 const SEC: Duration = Duration::from_secs(1);
@@ -228,6 +229,53 @@ fn options_of_slots_are_checked() {
             let is_told = matches!(&refused, Err(OnceError::Store(Error::InvalidOption { option, .. })) if *option == which);
             assert!(is_told, "{refused:?}");
         }
+    });
+}
+
+/// As beside a timer in the loop of a program.
+#[test]
+fn call_that_is_dropped_during_the_pause_after_an_error_does_not_end_the_pause() {
+    paused(async {
+        let clients = clients(1).await;
+        let mut slots = clients[0].once("w").keep(3 * DAY).every(2 * DAY).slots();
+        let (begun, mut errors) = (Instant::now(), 0);
+        while begun.elapsed() < 10 * SEC {
+            tokio::select! {
+                reply = slots.next(async |_| Ok::<u8, String>(0)) => {
+                    let reply = reply.unwrap_err();
+                    assert!(matches!(reply, OnceError::Store(Error::InvalidOption { .. })), "{reply:?}");
+                    errors += 1;
+                }
+                () = sleep(10 * MS) => {}
+            }
+        }
+        // At once, and about every second.
+        assert!((9..=11).contains(&errors), "{errors}");
+    });
+}
+
+#[test]
+fn slot_that_was_asked_for_when_the_call_was_dropped_is_asked_for_again() {
+    paused(async {
+        let store = TestStore::new();
+        let client = store.client();
+        until(&client, 60 * SEC, SEC).await;
+        let mut slots = client.once("w").every(60 * SEC).slots();
+        let mut next = async |within: Duration| {
+            let reply = slots.next(async |claim| Ok::<_, String>(claim.slot()));
+            timeout(within, reply).await.ok().map(Result::unwrap)
+        };
+        assert!(next(58 * SEC).await.is_none(), "it has not begun");
+        store.set_down(true);
+        assert!(next(3 * SEC).await.is_none(), "the store is away");
+        store.set_down(false);
+        let Some(SlotReply::Ran(Some(first))) = next(SEC).await else {
+            panic!("it has begun");
+        };
+        let Some(SlotReply::Ran(Some(second))) = next(60 * SEC).await else {
+            panic!("the next one");
+        };
+        assert_eq!(second, first + 60 * SEC);
     });
 }
 

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use dlock::operations::{Intervention, LossReason};
-use dlock::{LockClient, OnceError};
+use dlock::operations::{Intervention, LockEventKind, LossReason};
+use dlock::store::Bind;
+use dlock::{Held, LockClient, OnceError};
 use dlock_tests::paused;
+use futures_util::future::join_all;
 use metrics_exporter_prometheus::PrometheusBuilder;
 
 const SEC: Duration = Duration::from_secs(1);
@@ -129,6 +131,93 @@ fn permits_and_terms_tell_why_they_were_lost() {
         assert_eq!(permit.why_lost().await, Some(LossReason::Expired));
         assert_eq!(term.why_lost().await, Some(LossReason::MaxHold));
     });
+}
+
+/// The same that reports, events and the store say, also of two readers of one client.
+#[tokio::test]
+async fn guards_have_the_ids_of_their_holds() {
+    let client = LockClient::memory();
+    let mut events = client.events();
+    let prices = client.rw_lock("prices").read();
+    let (one, two) = (prices.acquire().await.unwrap(), prices.acquire().await.unwrap());
+    let set = client.multi(["a", "b"]).acquire().await.unwrap();
+    let term = client.leader("l").campaign().await.unwrap();
+    let permit = client.semaphore("s").limit(2).acquire_many(2).await.unwrap();
+    assert_eq!(one.reenter().unwrap().id(), one.id());
+    assert_eq!(one.held().id(), one.id());
+    assert_eq!(set.held().id(), set.ids().next().unwrap().1);
+
+    let mut of: Vec<_> = [("prices", one.id()), ("prices", two.id())].map(named).into();
+    of.extend(set.ids().map(|(key, id)| (key.to_string(), id)));
+    of.extend([("l", term.id())].map(named));
+    let stored = ["prices", "a", "b", "l"].map(async |key| {
+        let holders = client.holders(key).await.unwrap().into_iter();
+        holders
+            .map(|holder| (key.to_owned(), holder.id))
+            .collect::<Vec<_>>()
+    });
+    let mut stored = join_all(stored).await.concat();
+    of.sort();
+    stored.sort();
+    assert_eq!(of, stored);
+    assert_eq!(of.len(), 5);
+
+    // Each permit has an id of its own at the store.
+    of.extend([("s", permit.id())].map(named));
+    of.sort();
+    let holds = client.active().holds.into_iter();
+    let mut reported: Vec<_> = holds.map(|hold| (hold.key.to_string(), hold.grant)).collect();
+    reported.sort();
+    assert_eq!(of, reported);
+    let mut told = Vec::new();
+    while told.len() < of.len() {
+        let event = events.next().await.expect("the client lives");
+        if matches!(event.what, LockEventKind::Granted { .. }) {
+            told.push((event.key.to_string(), event.grant.unwrap()));
+        }
+    }
+    told.sort();
+    assert_eq!(of, told);
+}
+
+fn named((key, id): (&str, String)) -> (String, String) {
+    (key.to_owned(), id)
+}
+
+#[tokio::test]
+async fn work_under_several_locks_knows_the_token_of_each() {
+    let client = LockClient::memory();
+    let set = client.multi(["a", "b"]);
+    let tokens = |held: &Held| -> Vec<(String, u64)> {
+        let tokens = held.fencing_tokens();
+        tokens.map(|(key, token)| (key.to_string(), token)).collect()
+    };
+    let known = set.run(async |held| (tokens(&held), held)).await.unwrap();
+    let (all, held) = known;
+    assert_eq!(all.len(), 2);
+    for (key, token) in &all {
+        assert_eq!(held.fencing_token_of(key), Some(*token));
+    }
+    assert_eq!(all[0], ("a".to_owned(), held.fencing_token()));
+}
+
+/// For stores that do more with a hold than renew and release it.
+#[tokio::test]
+async fn permits_and_terms_are_bound_as_their_guards_are() {
+    let client = LockClient::memory();
+    let permit = client.semaphore("s").limit(1).acquire().await.unwrap();
+    let term = client.leader("l").campaign().await.unwrap();
+    for (bound, key, id, token) in [
+        (permit.bind(), "s", permit.id(), permit.fencing_token()),
+        (term.bind(), "l", term.id(), term.fencing_token()),
+    ] {
+        let bound = bound.unwrap().remove(0);
+        assert_eq!((&*bound.grant.to_string(), bound.token), (&*id, token));
+        assert_eq!(bound.key, key);
+        assert!(client.force_release(key).await.unwrap());
+        assert!(bound.confirm().await.unwrap_err().is_lost());
+    }
+    assert!(permit.bind().unwrap_err().is_lost() && term.bind().unwrap_err().is_lost());
 }
 
 #[tokio::test]

@@ -35,6 +35,7 @@ mod redis_records_faults;
 mod redis_records_moves;
 mod redis_refusals;
 mod redis_replicas;
+mod redis_scan;
 mod redis_sentinel;
 mod redis_subscriptions;
 mod redis_swallowed;

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use dlock::record::{ClaimReply, RecordKey};
 use dlock::store::StoreError;
-use dlock::{Error, HoldState, LockClient, LockClientBuilder};
+use dlock::store::doctor::Verdict;
+use dlock::{Diagnosis, Error, HoldState, LockClient, LockClientBuilder};
 use dlock_tests::faults::{PATIENCE, SOON, TIMEOUT, hasty_builder, in_rounds, is_confirmed, within};
-use dlock_tests::permissions::{commands, give, in_a_cluster, patterns};
+use dlock_tests::permissions::{commands, give, headings, in_a_cluster, of, patterns};
 use dlock_tests::records::{ask, fresh_key};
 use dlock_tests::{Cluster, Flavor, Log, Replicas, Server, Store, eventually, settle};
 use futures_util::future::join_all;
@@ -143,6 +144,70 @@ async fn a_user_with_one_permission_less_cannot() {
         .await;
     }))
     .await;
+}
+
+/// The lines of the doctor are for its own keys.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_names_each_permission_that_locks_lack() {
+    let examined = async |missing: &str, with_its_lines: bool| {
+        let store = server().await;
+        allow(&store, NEEDED.iter().filter(|command| **command != missing)).await;
+        if with_its_lines {
+            let mut acl = vec!["ACL", "SETUSER", "svc"];
+            acl.extend(of("svc", "The doctor"));
+            store.as_server().command(&acl).await;
+        }
+        let client = client(&store).await.unwrap();
+        (client.doctor().probe(true).await.unwrap(), store)
+    };
+    let verdicts = |diagnosis: &Diagnosis| {
+        ["permissions", "scripts", "pubsub"].map(|check| {
+            let found = diagnosis.findings.iter().find(|finding| finding.check == check);
+            found.unwrap_or_else(|| panic!("no {check}: {diagnosis}")).verdict
+        })
+    };
+    let (examined, verdicts) = (&examined, &verdicts);
+    // Without the time no client connects, and the end of a subscription can wait for that of the connection.
+    let needed = NEEDED
+        .iter()
+        .filter(|command| !["+time", "+unsubscribe"].contains(command));
+    join_all(needed.map(|missing| async move {
+        let (diagnosis, store) = examined(missing, true).await;
+        assert!(
+            verdicts(&diagnosis).contains(&Verdict::Bad),
+            "{missing}: {diagnosis}"
+        );
+        let stays = diagnosis
+            .findings
+            .iter()
+            .any(|finding| finding.check == "scratch");
+        assert_eq!(stays, *missing == "+del", "{missing}: {diagnosis}");
+        eventually("no key of the doctor stays", || async {
+            store.as_server().keys().await.is_empty()
+        })
+        .await;
+    }))
+    .await;
+    for missing in ["", "+unsubscribe"] {
+        let (diagnosis, _store) = examined(missing, true).await;
+        assert_eq!(verdicts(&diagnosis), [Verdict::Good; 3], "{missing}: {diagnosis}");
+    }
+    let (diagnosis, _store) = examined("", false).await;
+    let [permissions, scripts, pubsub] = verdicts(&diagnosis);
+    assert_eq!(
+        (permissions, scripts, pubsub),
+        (Verdict::Unknown, Verdict::Good, Verdict::Unknown),
+        "{diagnosis}"
+    );
+    let remedy = diagnosis
+        .findings
+        .iter()
+        .find(|finding| finding.check == "pubsub");
+    let remedy = remedy.and_then(|finding| finding.remedy.as_deref()).unwrap();
+    assert!(
+        remedy.contains("&redisson_lock__channel:dlock:doctor:*"),
+        "{remedy}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -397,6 +462,42 @@ async fn fair_locks_need_what_the_documentation_lists_and_no_less() {
 async fn fenced_locks_need_what_the_documentation_lists_and_no_less() {
     let has_no_lock = async |server: &Server| !server.query::<bool>(&["EXISTS", "shop:k"]).await;
     no_less_than("Fenced locks", everything_fenced, has_no_lock).await;
+}
+
+/// An operator who removes the key as the text says would lose the tokens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn missing_permission_is_not_taken_for_a_broken_fencing_token() {
+    let refused = async |store: &Store, names: &[&str], fenced: bool| {
+        let client = client(store).await.unwrap();
+        let outcome = match (fenced, names) {
+            (true, _) => client.fenced_lock(names[0]).try_acquire().await.map(drop),
+            (false, _) => client.multi(names.iter().copied()).try_acquire().await.map(drop),
+        };
+        outcome.unwrap_err().to_string()
+    };
+    // Neither command nor key of the counter.
+    let store = server().await;
+    allow(&store, NEEDED.iter()).await;
+    let error = refused(&store, &["shop:k"], true).await;
+    assert!(
+        error.contains("permissions.md") && !error.contains("remove"),
+        "{error}"
+    );
+    // The fence of all locks, which several acquires in one call read.
+    allow(&store, NEEDED.iter().filter(|command| **command != "+get")).await;
+    let error = refused(&store, &["shop:1", "shop:2"], false).await;
+    assert!(
+        error.contains("permissions.md") && !error.contains("remove"),
+        "{error}"
+    );
+    // What is no token is named as before.
+    let store = server_for(commands("Fenced locks").iter().chain(&patterns("Fenced locks"))).await;
+    store
+        .as_server()
+        .command(&["HSET", "redisson_lock_token:{shop:k}", "a", "1"])
+        .await;
+    let error = refused(&store, &["shop:k"], true).await;
+    assert!(error.contains("holds no fencing token"), "{error}");
 }
 
 /// Everything that semaphores can do; where something is wrong, what.
@@ -887,5 +988,34 @@ async fn on_the_members_of_a_quorum_a_user_needs_what_the_documentation_lists() 
             Err(error) => Err(error),
         };
         assert!(outcome.is_err(), "{missing}");
+    }
+}
+
+/// With the password of the default user it could do everything.
+#[tokio::test]
+async fn user_of_a_service_reads_neither_passwords_nor_the_commands_of_others() {
+    let flavor = Flavor::from_env();
+    let server = Server::builder(flavor).password("secret").start().await;
+    let all = headings("svc");
+    assert!(all.len() > 15 && all.contains(&"The doctor"), "{all:?}");
+    for heading in all {
+        if flavor != Flavor::Redis62 || heading != "Sharded channels" {
+            give(&server, "svc", &[heading]).await;
+        }
+    }
+    for command in [
+        &["CONFIG", "GET", "requirepass"][..],
+        &["CONFIG", "GET", "*"],
+        &["SLOWLOG", "GET"],
+        &["ACL", "GETUSER", "default"],
+        &["MONITOR"],
+    ] {
+        let client = redis::Client::open(server.url_as("svc", "password")).unwrap();
+        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let (name, rest) = command.split_first().unwrap();
+        let answer: redis::RedisResult<redis::Value> =
+            redis::cmd(name).arg(rest).query_async(&mut connection).await;
+        let error = answer.expect_err(name);
+        assert_eq!(error.code(), Some("NOPERM"), "{command:?}: {error}");
     }
 }

@@ -66,7 +66,7 @@ async fn names_that_break_a_rule_are_refused_before_anything_is_sent() {
     let client = store.client().await;
     let monitor = store.as_server().monitor().await;
     let huge = "k".repeat(10_000);
-    let cases: [(LockKey, &str); 8] = [
+    let cases: [(LockKey, &str); 9] = [
         ("".into(), "empty"),
         (LockKey::raw(""), "empty"),
         (huge.into(), "10000 bytes"),
@@ -75,6 +75,7 @@ async fn names_that_break_a_rule_are_refused_before_anything_is_sent() {
         ("nul\0".into(), "control character"),
         ("order:{42}".into(), "brace at byte 6"),
         (LockKey::raw("{a}\u{7f}"), "control character"),
+        ("dlock:record:once-x".into(), "begins with `dlock:`"),
     ];
     for (key, says) in cases {
         let lock = client.lock(key.clone());
@@ -234,6 +235,18 @@ async fn urls_with_a_mistake_are_explained() {
         let error = connect_fails(url, url).await;
         assert!(matches!(error, Error::InvalidUrl { .. }), "{error:?}");
         assert_says(&error, &["lock store URL", says]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prefix_that_leads_to_the_keys_of_others_is_refused() {
+    for prefix in ["dlock:", "dlock:record:"] {
+        let error = connect_fails(prefix, &format!("redis://localhost?prefix={prefix}")).await;
+        assert!(
+            matches!(error, Error::InvalidOption { option: "prefix", .. }),
+            "{error:?}"
+        );
+        assert_says(&error, &["begins with `dlock:`"]);
     }
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use dlock::store::doctor::{Finding, Verdict};
 use dlock::{Diagnosis, LockClient};
+use dlock_tests::permissions::{give, of};
 use dlock_tests::{Clock, Cluster, Direction, Flavor, Independent, Proxy, Replicas, Server, eventually};
 
 const ALL: &str = "on >secret ~* &* +@all";
@@ -297,6 +298,44 @@ async fn what_the_user_may_not_do_is_told_and_what_it_may_not_see_is_unknown() {
         is(&blind, check, Verdict::Unknown, "not visible");
     }
     assert_eq!(server.keys().await, [""; 0]);
+}
+
+/// Settings have passwords, and the slow log what other users send.
+#[tokio::test]
+async fn user_of_a_service_sees_all_but_settings_and_the_slow_log() {
+    let builder = Server::builder(Flavor::from_env()).persistence(true);
+    let server = builder.start().await;
+    give(&server, "svc", &["Locks", "What may be left out", "The doctor"]).await;
+    for heading in ["Locks", "What may be left out", "The doctor"] {
+        let mut acl = vec!["ACL", "SETUSER", "admin"];
+        acl.extend(of("svc", heading));
+        server.command(&acl).await;
+    }
+    // Behind the lines of a service, which begin with `reset`.
+    give(&server, "admin", &["The doctor"]).await;
+    let unknown = |diagnosis: &Diagnosis| -> Vec<&str> {
+        let all = diagnosis.findings.iter();
+        let unknown = all.filter(|finding| finding.verdict == Verdict::Unknown);
+        unknown.map(|finding| finding.check).collect()
+    };
+    let diagnosis = async |user: &str| {
+        let client = client(&server.url_as(user, "password")).await;
+        let doctor = client.doctor().probe(true);
+        doctor.callers_wait(Duration::from_secs(60)).await.unwrap()
+    };
+    let service = diagnosis("svc").await;
+    assert_eq!(
+        unknown(&service),
+        ["persistence", "stalls", "output-buffer"],
+        "{service}"
+    );
+    let remedy = found(&service, "output-buffer").remedy.as_deref();
+    assert!(
+        remedy.is_some_and(|text| text.contains("administrator")),
+        "{remedy:?}"
+    );
+    let admin = diagnosis("admin").await;
+    assert_eq!(unknown(&admin), [""; 0], "{admin}");
 }
 
 #[tokio::test]

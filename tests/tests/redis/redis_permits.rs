@@ -111,6 +111,13 @@ async fn messages_are_those_of_redisson() {
     all.release().await.unwrap();
     semaphore.add_permits(1).await.unwrap();
     assert_eq!(heard(channels[0]).await, "1");
+    // A greater total is told though none is free: Redisson wakes no waiter for it.
+    let one = semaphore.acquire().await.unwrap();
+    semaphore.remove_permits(1).await.unwrap();
+    semaphore.set_permits(1).await.unwrap();
+    assert_eq!(heard(channels[0]).await, "0");
+    one.release().await.unwrap();
+    assert_eq!(heard(channels[0]).await, "1");
 
     let latch = client.latch("l");
     latch.try_set_count(2).await.unwrap();

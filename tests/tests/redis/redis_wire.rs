@@ -414,7 +414,7 @@ async fn each_prefix_has_fencing_tokens_of_its_own() {
     assert!(token(&mill).await > second);
     assert_eq!(server.keys().await, ["mill:dlock:fence", "shop:dlock:fence"]);
     assert!(
-        shop.semaphore("dlock:fence")
+        shop.semaphore(LockKey::raw("dlock:fence"))
             .permits(3)
             .try_acquire()
             .await
@@ -431,18 +431,14 @@ async fn the_fence_is_no_lock() {
         .run(|held| async move { held.fencing_token() })
         .await
         .unwrap();
-    let error = client.lock("dlock:fence").try_acquire().await.unwrap_err();
-    assert!(matches!(error, dlock::Error::KeyTaken { .. }), "{error}");
-    assert!(client.force_release("dlock:fence").await.is_err());
-    assert!(
-        client
-            .semaphore("dlock:fence")
-            .permits(3)
-            .try_acquire()
-            .await
-            .is_err()
-    );
-    assert!(client.latch("dlock:fence").count_down().await.is_err());
+    let taken = |error: dlock::Error| assert!(matches!(error, dlock::Error::KeyTaken { .. }), "{error:?}");
+    // Without `raw` no such name gets to the server.
+    let fence = || LockKey::raw("dlock:fence");
+    taken(client.lock(fence()).try_acquire().await.unwrap_err());
+    taken(client.force_release(fence()).await.unwrap_err());
+    let semaphore = client.semaphore(fence()).permits(3);
+    taken(semaphore.try_acquire().await.unwrap_err());
+    taken(client.latch(fence()).count_down().await.unwrap_err());
     let fence: u64 = server.query(&["GET", "dlock:fence"]).await;
     assert!(fence >= token);
 }

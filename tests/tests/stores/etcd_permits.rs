@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use dlock::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
 use dlock::store::{AcquireRequest, GrantId, Kind, Outcome, ReleaseReply, ReleaseRequest, Renewal, Store};
 use dlock::{Error, LockClient, MAX_AT_ONCE, Permit};
+use dlock_etcd::TransactionError;
 use dlock_tests::etcd::{Call, Etcd};
 use dlock_tests::faults::{PATIENCE, answered, are_few, some_at_a_time, within};
 use dlock_tests::{Direction, eventually};
@@ -583,6 +584,38 @@ async fn waiters_of_all_processes_go_on_when_a_latch_is_counted_down() {
         within(PATIENCE, "the waiter", waiting).await.unwrap();
     }
     assert_eq!(setting.held().await, []);
+}
+
+/// The server itself compares: neither the holder nor its process knows of the loss before.
+#[tokio::test]
+async fn transaction_of_a_permit_or_a_term_is_carried_out_while_it_is_held() {
+    let setting = setting().await;
+    let (locks, other) = (&setting.patient, setting.neighbor().await);
+    let client = client(locks).await;
+    let written = format!("{}written", setting.namespace);
+    let permit = client.semaphore("k").limit(3).acquire_many(2).await.unwrap();
+    let term = client.leader("l").campaign().await.unwrap();
+    let transactions = |value: &'static str| {
+        let both = [("k", locks.transaction(&permit)), ("l", locks.transaction(&term))];
+        both.map(|(key, transaction)| (key, transaction.unwrap().put(&*written, value)))
+    };
+    for (_, transaction) in transactions("held") {
+        transaction.commit().await.unwrap();
+    }
+    for (key, late) in transactions("late") {
+        assert!(other.force_release(key).await.unwrap());
+        // Others have it by now, as many as it was.
+        let next = match key {
+            "k" => other.semaphore(key).limit(3).acquire_many(2).await.map(drop),
+            _ => other.leader(key).campaign().await.map(drop),
+        };
+        next.unwrap();
+        let lost = late.commit().await.unwrap_err();
+        assert!(matches!(lost, TransactionError::Lost { .. }), "{key}: {lost:?}");
+    }
+    assert!(!permit.is_held() && !term.is_held(), "and their guards");
+    let value = setting.server.keys(&written).await;
+    assert_eq!(value, [(written.clone(), "held".to_owned())]);
 }
 
 /// What one of them has deleted, no other one changes.

@@ -220,6 +220,24 @@ async fn row_that_is_locked_for_long_holds_up_no_other_key() {
     assert_eq!(renewed(store, "stuck", 2, LEASE).await.unwrap(), Renewal::Renewed);
 }
 
+/// The time to keep it counts from the call. The server ends a wait for a row after a second.
+#[tokio::test]
+async fn release_that_another_transaction_delays_keeps_the_lock_no_longer() {
+    let setting = setting().await;
+    let store = &setting.patient;
+    row(store, "k").await;
+    token(store.clone().acquire(ask("k", 1, LEASE)).await);
+    let mut locked = setting.locked("k").await;
+    let mut release = end("k", 1);
+    release.keep_for = SEC;
+    let delayed = tokio::spawn(store.clone().release(release));
+    sleep(3 * SEC).await;
+    assert!(!delayed.is_finished());
+    locked.query_drop("COMMIT").await.unwrap();
+    assert!(is_released(&delayed.await.unwrap()));
+    token(store.clone().acquire(ask("k", 2, LEASE)).await);
+}
+
 /// What waits to be sent goes together, also the release of a lock whose row a transaction keeps locked.
 #[tokio::test]
 async fn renewal_is_done_before_a_release_that_waits_for_its_row() {

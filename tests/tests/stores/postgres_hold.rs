@@ -29,9 +29,13 @@ const LEASE: Duration = Duration::from_secs(300);
 async fn effect_and_lock_commit_together() {
     let bank = bank().await;
     let guard = bank.one.lock("account").acquire().await.unwrap();
+    let term = bank.one.leader("accountant").campaign().await.unwrap();
     let mut db = bank.db().await;
     let tx = db.transaction().await.unwrap();
     bank.locks.hold_in(&tx, &guard).await.unwrap();
+    bank.locks.hold_in(&tx, &term).await.unwrap();
+    term.release().await.unwrap();
+    assert!(bank.is_pinned("accountant").await);
     tx.batch_execute(&bank.payment("5")).await.unwrap();
     tx.commit().await.unwrap();
     guard.release().await.unwrap();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dlock::store::{AcquireReply, Outcome, Reason, Renewal, Store};
+use dlock::store::{AcquireReply, Kind, Outcome, Reason, Renewal, Store};
 use dlock::{Error, HoldState, LockClient, Loss};
 use dlock_postgres::PostgresLocks;
 use dlock_tests::faults::{PATIENCE, SOON, answered, within};
@@ -579,6 +579,35 @@ async fn release_that_another_transaction_delays_delays_no_other() {
     tx.commit().await.unwrap();
     within(SOON, "it is released", delayed).await.unwrap().unwrap();
     assert_eq!(setting.held().await, 0);
+}
+
+/// The time to keep it counts from the call.
+#[tokio::test]
+async fn release_that_another_transaction_delays_keeps_the_lock_no_longer() {
+    let setting = setting().await;
+    let store = &setting.patient;
+    for kind in [Kind::Mutex, Kind::Fair, Kind::Permit] {
+        let key = kind.to_string();
+        let asked = |number| {
+            let mut request = ask(&key, number, LEASE);
+            request.kind = kind;
+            request.permits = (kind == Kind::Permit).then_some(1);
+            request
+        };
+        token(store.clone().acquire(asked(1)).await);
+        let mut db = setting.server.client().await;
+        let tx = db.transaction().await.unwrap();
+        let lock = format!("SELECT FROM \"{}\" WHERE key = '{key}' FOR UPDATE", setting.table);
+        tx.batch_execute(&lock).await.unwrap();
+        let mut release = end(&key, 1);
+        (release.kind, release.keep_for) = (kind, SEC);
+        let delayed = tokio::spawn(store.clone().release(release));
+        sleep(SEC + 200 * MS).await;
+        assert!(!delayed.is_finished());
+        tx.commit().await.unwrap();
+        assert!(is_released(&delayed.await.unwrap()), "{kind}");
+        token(store.clone().acquire(asked(2)).await);
+    }
 }
 
 /// A statement for each lock would delay renewals on the same connection.

@@ -273,8 +273,12 @@ async fn locked_row_of_a_semaphore_is_tried_again_though_a_transaction_holds_a_p
     assert!(tries > 10, "{tries} tries");
     locks.rollback().await.unwrap();
     let one = semaphore.try_acquire().await.unwrap();
-    holds.rollback().await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 1);
     one.release().await.unwrap();
+    let status = semaphore.status().await.unwrap().unwrap();
+    assert_eq!((status.held, status.available), (1, 2));
+    holds.rollback().await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 3);
     let all = semaphore.try_acquire_many(3).await.unwrap();
     all.release().await.unwrap();
     setting.no_permit_is_left().await;
@@ -757,7 +761,7 @@ async fn transaction_holds_permits_beyond_their_release_and_their_lease() {
             _ => semaphore.fixed_lease(SEC).acquire().await.unwrap(),
         };
         let tx = db.transaction().await.unwrap();
-        store.hold_in(&tx, &permit.held()).await.unwrap();
+        store.hold_in(&tx, &permit).await.unwrap();
         let waiting = waits(&there, 1);
         let lost = match ends {
             "release" => {
@@ -779,7 +783,7 @@ async fn transaction_holds_permits_beyond_their_release_and_their_lease() {
         served(waiting).await.release().await.unwrap();
         if let Some(lost) = lost {
             let tx = db.transaction().await.unwrap();
-            let refused = store.hold_in(&tx, &lost.held()).await.unwrap_err();
+            let refused = store.hold_in(&tx, &lost).await.unwrap_err();
             assert!(matches!(refused, HoldError::Lost { .. }), "{refused}");
         }
     }

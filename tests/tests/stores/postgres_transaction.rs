@@ -2,9 +2,12 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use dlock::record::{ClaimReply, ClaimState, ClaimToken, OwnerReply, RecordKey, RecordState, Records};
+use dlock::record::{
+    ClaimReply, ClaimRequest, ClaimState, ClaimToken, OwnerReply, RecordKey, RecordState, Records,
+    SlotOutcome, SlotRequest,
+};
 use dlock::store::{Outcome, Reason, StoreError};
 use dlock_postgres::{CompleteError, PostgresClaim, PostgresRecords};
 use dlock_tests::Swallow;
@@ -455,6 +458,45 @@ async fn an_extension_of_an_expired_claim_waits_for_another_claim() {
     });
     committed.unwrap();
     assert_eq!(extended.unwrap(), OwnerReply::NotOwner);
+}
+
+/// As where the server was away for longer than the lease of the first copy.
+#[tokio::test]
+async fn a_claim_that_is_repeated_after_its_lease_is_not_granted_beside_another_claim() {
+    let shop = shop().await;
+    for slot in [None, Some(SlotRequest::at(SystemTime::now() - SEC))] {
+        let claim = async |request: ClaimRequest| match slot {
+            None => shop.records.claim(request).await.unwrap(),
+            Some(slot) => match shop.records.claim_slot(request, slot).await.unwrap().outcome {
+                SlotOutcome::Claim(reply) => reply,
+                other => panic!("{other:?}"),
+            },
+        };
+        let request = ask_for(&fresh_key(), MS, DAY);
+        let first = claim(request.clone()).await;
+        assert!(
+            matches!(first, ClaimReply::Claimed { attempt: 1, .. }),
+            "{first:?}"
+        );
+        sleep(20 * MS).await;
+        // The claim of another process, while it is being committed.
+        let mut client = shop.server.client().await;
+        let tx = client.transaction().await.unwrap();
+        let taken_over = format!(
+            "UPDATE {} SET token = 'other', attempt = 2, lease_until = now() + interval '1 h' WHERE key = $1",
+            shop.table
+        );
+        let key = request.key.as_str();
+        assert_eq!(tx.execute(&taken_over, &[&key]).await.unwrap(), 1);
+        let beside = claim(request.clone()).await;
+        assert!(matches!(beside, ClaimReply::InProgress { .. }), "{beside:?}");
+        tx.commit().await.unwrap();
+        let after = claim(request.clone()).await;
+        assert!(
+            matches!(after, ClaimReply::InProgress { attempt: 2, .. }),
+            "{after:?}"
+        );
+    }
 }
 
 #[tokio::test]

@@ -696,15 +696,15 @@ async fn holders_are_shown_and_forced_open_and_told() {
     let shown = beside.inspect("k").await.unwrap().expect("it is held");
     assert_eq!(shown.kind, Kind::Permit, "{shown:?}");
     let effect = format!("{}-effect", setting.root);
-    let held = store.nodes(&permit.held()).unwrap();
+    let held = store.nodes(&permit).unwrap();
     assert_eq!(held.len(), 2);
     store
-        .write_as(&permit.held(), Writes::new().create(&effect, "1"))
+        .write_as(&permit, Writes::new().create(&effect, "1"))
         .await
         .unwrap();
     assert!(beside.force_release("k").await.unwrap());
     let lost = store
-        .write_as(&permit.held(), Writes::new().set(&effect, "2", None))
+        .write_as(&permit, Writes::new().set(&effect, "2", None))
         .await;
     assert!(matches!(lost, Err(WriteError::Lost { .. })), "{lost:?}");
     within(PATIENCE, "the holder is told", permit.lost()).await;

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::base::clock;
 use crate::runtime::acquire::AcquireCall;
 use crate::runtime::attempt::AcquireAttempt;
-use crate::runtime::calls::{StoreCall, called, lane_of, reply_of};
+use crate::runtime::calls::{StoreCall, called, lane_of, reply_of, together_with};
 use crate::runtime::client::Handle;
 use crate::runtime::hold::Hold;
 use crate::store::{
@@ -44,7 +44,7 @@ pub(super) fn groups(keys: impl Iterator<Item = At<AcquireCall>>) -> Vec<Group> 
     for (at, one) in keys {
         let shared = one.handle.shared();
         let (store, most) = (&shared.store, shared.capabilities.largest_set);
-        let number = store.together(one.options.kind, &one.key);
+        let number = together_with(&**store, one.options.kind, &one.key);
         let group = groups
             .iter_mut()
             .find(|(of, group)| number.is_some() && *of == number && group.len() < most);

@@ -71,6 +71,16 @@ impl MultiGuard {
 
     hold_methods! {
         keys,
+        /// ```
+        /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+        /// let client = dlock::LockClient::memory();
+        /// let guard = client.multi(["account:7", "account:3"]).acquire().await?;
+        /// for (key, id) in guard.ids() {
+        ///     println!("{key} is held as {id}");
+        /// }
+        /// # Ok(()) }
+        /// ```
+        ids,
         fencing_token_of,
         fencing_tokens,
         is_held,

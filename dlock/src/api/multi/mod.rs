@@ -102,6 +102,10 @@ impl MultiLock {
 
     /// Sets the kind of each lock, [`LockKind::Mutex`] by default. [`LockKind::Fair`] is refused for more than one key:
     /// fair locks cannot be acquired together.
+    ///
+    /// **A set has one kind for all of its keys.** To read one lock and write another, lock both to write; or take two
+    /// locks, one after the other and everywhere in the same order, because such calls wait while they hold a part and can
+    /// deadlock in another order.
     pub fn kind(self, kind: LockKind) -> MultiLock {
         self.each(|lock| lock.kind(kind))
     }
@@ -215,6 +219,36 @@ impl MultiLock {
         Fut: Future,
     {
         Run::new(self.acquire(), work)
+    }
+
+    /// Runs the closure's future under the locks if all are available, otherwise not at all: as [`run`](Self::run), but
+    /// without waiting, as [`try_acquire`](Self::try_acquire).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// # let client = dlock::LockClient::memory();
+    /// let sweep = client.multi(["disk:1", "disk:2"]).try_run(async |held| held.keys().count());
+    /// match sweep.await {
+    ///     Ok(disks) => println!("swept {disks} disks"),
+    ///     Err(error) if error.is_busy() => println!("one of them is in use: skipped"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotAcquired`] when another caller holds one of them: then the closure was not called. And those of
+    /// [`run`](Self::run).
+    ///
+    /// Cancel safe for the locks; what happens to the work is up to the closure's future.
+    #[track_caller]
+    pub fn try_run<F, Fut>(&self, work: F) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
+    where
+        F: FnOnce(Held) -> Fut,
+        Fut: Future,
+    {
+        Run::new(self.try_acquire(), work)
     }
 }
 

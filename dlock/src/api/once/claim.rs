@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::runtime;
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::task::{self, AbortHandle, JoinHandle};
 use tokio::time::Instant;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
@@ -41,7 +41,7 @@ pub(super) struct Target {
     pub(super) on_orphan: OnOrphan,
     pub(super) retry_for: Duration,
     pub(super) runtime: runtime::Handle,
-    /// The client, if there is one: it does not shut down before its claims are settled.
+    /// The client, if there is one: its shutdown waits for the work under its claims, and until they are settled.
     pub(super) client: Option<Arc<Shared>>,
     /// Whether it is inside a hold of that client, which lets it pass while the client drains.
     pub(super) nested: bool,
@@ -60,6 +60,19 @@ impl Target {
         match &self.client {
             Some(client) => client.pending.spawn_on(work, &self.runtime),
             None => self.runtime.spawn(work),
+        }
+    }
+
+    /// Counts work that is about to begin, unless the client accepts no new work. Counted first: a shutdown that does not see
+    /// the work was noticed here.
+    fn begin(&self) -> Result<Option<TaskTrackerToken>, Error> {
+        let Some(client) = &self.client else {
+            return Ok(None);
+        };
+        let running = client.claims.token();
+        match ending(client, self.nested).is_given() {
+            true => Err(client.refusal()),
+            false => Ok(Some(running)),
         }
     }
 
@@ -120,8 +133,10 @@ impl Asking {
             self.sent = clock::now();
             let mut error = match self.step().await {
                 Ok(reply) => {
-                    self.in_doubt = false;
-                    if !matches!(reply.0, Some(ClaimReply::Claimed { .. })) {
+                    // The attempt in progress may be that of an earlier request of this one.
+                    self.in_doubt = was_in_doubt && matches!(reply.0, Some(ClaimReply::InProgress { .. }));
+                    let is_claimed = matches!(reply.0, Some(ClaimReply::Claimed { .. }));
+                    if !is_claimed && !self.in_doubt {
                         self.counted = None;
                     }
                     return Ok(reply);
@@ -167,8 +182,16 @@ impl Asking {
         }
     }
 
-    /// Takes ownership of the granted claim.
-    pub(super) fn granted(self, attempt: u32, fence: u64, reply: Option<&SlotReply>) -> Claim {
+    /// Takes ownership of the granted claim, or gives it back if the client accepts no new work any more.
+    pub(super) fn granted(
+        mut self,
+        attempt: u32,
+        fence: u64,
+        reply: Option<&SlotReply>,
+    ) -> Result<Claim, Error> {
+        self.in_doubt = true;
+        let running = self.target.begin()?;
+        self.in_doubt = false;
         let period = self.slot.and_then(|slot| slot.period());
         let slot = reply.map(|reply| ClaimedSlot {
             time: reply.slot,
@@ -181,14 +204,15 @@ impl Asking {
             let name = &self.target.name;
             Event::SlotsSkipped { name, count }.emit();
         }
-        Claim::begin(
+        Ok(Claim::begin(
             self.target.clone(),
             self.request.token.clone(),
             self.sent,
+            running,
             attempt,
             fence,
             slot,
-        )
+        ))
     }
 }
 
@@ -274,6 +298,8 @@ pub(super) struct Claim {
     deadline: watch::Receiver<Deadline>,
     renewal: AbortHandle,
     not_started: Arc<AtomicBool>,
+    /// A shutdown waits for the work, until it is settled: then for that.
+    running: Option<TaskTrackerToken>,
     is_settled: bool,
 }
 
@@ -282,6 +308,7 @@ impl Claim {
         target: Arc<Target>,
         token: ClaimToken,
         sent: Instant,
+        running: Option<TaskTrackerToken>,
         attempt: u32,
         fence: u64,
         slot: Option<ClaimedSlot>,
@@ -300,6 +327,7 @@ impl Claim {
             deadline,
             renewal: renewal.abort_handle(),
             not_started: Arc::default(),
+            running,
             is_settled: false,
         }
     }
@@ -336,12 +364,15 @@ impl Claim {
         self.is_settled = true;
         let (target, token) = (self.target.clone(), self.token.clone());
         let settling = settle(target.clone(), token, settlement);
-        target.spawn(async move {
+        let running = self.running.take();
+        let settled = target.spawn(async move {
             let renewed_until_then = self;
             let settled = settling.await;
             drop(renewed_until_then);
             settled
-        })
+        });
+        drop(running);
+        settled
     }
 }
 
@@ -355,7 +386,23 @@ impl Drop for Claim {
     }
 }
 
-/// The claim under which work runs, as the work sees it.
+tokio::task_local! {
+    /// The innermost claim around the code, and the task that works under it: others may be polled inside of that.
+    static CURRENT: (OnceClaim, Option<task::Id>);
+}
+
+/// Does work under its claim.
+pub(super) async fn under<W, Fut>(claim: OnceClaim, work: W) -> Fut::Output
+where
+    W: FnOnce(OnceClaim) -> Fut,
+    Fut: Future,
+{
+    let seen = (claim.clone(), task::try_id());
+    CURRENT.scope(seen, async { work(claim).await }).await
+}
+
+/// The claim under which work runs, as the work sees it. Code further inside, and a function under `#[once]`, finds it by
+/// [`current`](Self::current).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -383,6 +430,31 @@ pub struct OnceClaim {
 }
 
 impl OnceClaim {
+    /// Returns the innermost claim under which the calling code runs; `None` outside of all work that is done once, and in a
+    /// task that the work spawned.
+    ///
+    /// For a function under `#[once]`, which has no argument for its claim, and for code deep inside the work.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// use dlock::{LockClient, OnceClaim};
+    ///
+    /// async fn write() -> Result<u64, String> {
+    ///     let claim = OnceClaim::current().ok_or("it is only called from the work")?;
+    ///     Ok(claim.fencing_token()) // goes with what is written
+    /// }
+    ///
+    /// let done = LockClient::memory().once("report").run(async |_claim| write().await);
+    /// assert!(done.await.is_ok());
+    /// assert!(OnceClaim::current().is_none());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn current() -> Option<OnceClaim> {
+        let here = |(claim, of): &(OnceClaim, _)| (*of == task::try_id()).then(|| claim.clone());
+        CURRENT.try_with(here).ok().flatten()
+    }
+
     /// Returns the number of this attempt: 1 for the first, and one more after each attempt that ended without a
     /// result.
     #[must_use]

@@ -5,7 +5,22 @@ use std::time::{Duration, SystemTime};
 
 use crate::Error;
 
+/// The shortest and the longest pause before work is tried again: a lease that ends now is about to be renewed, or taken
+/// over, and work elsewhere may end before its lease.
+const SHORTEST: Duration = Duration::from_millis(100);
+const SOON: Duration = Duration::from_secs(1);
+/// When to try again what only time, a newer process or an operator mends.
+const LATER: Duration = Duration::from_secs(10);
+
 /// Why [`Once::run`](crate::Once::run) has no result.
+///
+/// | | a consumer of a queue | |
+/// |---|---|---|
+/// | `Store` of an invalid key or option, for example | puts the message aside: it would never run | [`is_permanent`](Self::is_permanent) |
+/// | any other `Store`, `Lost` before the work, `ClockWentBack`, `SlotTooFarAhead` | requeues the message; this was no attempt | [`is_not_started`](Self::is_not_started), [`retry_after`](Self::retry_after) |
+/// | `Work`, any other `Lost` | requeues the message; an attempt was made | |
+/// | `ResultUnavailable`, `Unreadable` | acknowledges the message: it was done before | [`is_done`](Self::is_done) |
+/// | `Failed`, `Orphaned` | puts the message aside: no attempt follows | [`is_given_up`](Self::is_given_up) |
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -19,7 +34,7 @@ use crate::Error;
 /// }
 /// # }
 /// ```
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum OnceError<E> {
     /// The work ran here and failed. [`OnFailure`](crate::OnFailure) says what later calls do. The causes of its error
@@ -46,11 +61,13 @@ pub enum OnceError<E> {
 
     /// The claim was lost: its lease was over before the work began here, the work was dropped, or its result came too
     /// late. Another process may do it again.
-    #[error("attempt {attempt} of the work lost its claim")]
+    #[error("attempt {attempt} of the work lost its claim{}", if *started { "" } else { " before it began" })]
     #[non_exhaustive]
     Lost {
         /// The number of this attempt.
         attempt: u32,
+        /// Whether the work began. If not, the store does not count the attempt.
+        started: bool,
     },
 
     /// The work was done, but its result was too large to keep, or the store refused it.
@@ -114,6 +131,95 @@ impl<E> OnceError<E> {
         }
     }
 
+    /// Returns whether the work did not begin here: this was no attempt. Try again after
+    /// [`retry_after`](Self::retry_after), unless the error [is permanent](Self::is_permanent). False for the error of
+    /// work that stated [`not_started`](crate::OnceClaim::not_started): the work knows that itself.
+    ///
+    /// ```
+    /// use dlock::{Error, OnceError};
+    ///
+    /// assert!(OnceError::<String>::Store(Error::Draining).is_not_started());
+    /// assert!(!OnceError::Work("no such file").is_not_started());
+    /// ```
+    #[must_use]
+    pub fn is_not_started(&self) -> bool {
+        use OnceError::{ClockWentBack, Lost, SlotTooFarAhead, Store};
+        matches!(
+            self,
+            Store(_) | Lost { started: false, .. } | ClockWentBack { .. } | SlotTooFarAhead { .. }
+        )
+    }
+
+    /// Returns whether the work did not begin here, and trying again cannot help: the key, an option or the URL is invalid,
+    /// the store does not support an option, or there is no default client.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// let nameless = dlock::LockClient::memory().once("");
+    /// let error = nameless.run(async |_| Ok::<_, String>(42)).await.unwrap_err();
+    /// assert!(error.is_not_started() && error.is_permanent());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn is_permanent(&self) -> bool {
+        matches!(self, OnceError::Store(error) if is_permanent(error))
+    }
+
+    /// Returns whether the work was done before, and only its result is not available.
+    ///
+    /// ```
+    /// # use dlock::OnceError;
+    /// assert!(OnceError::<String>::ResultUnavailable.is_done());
+    /// ```
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        matches!(self, OnceError::ResultUnavailable | OnceError::Unreadable { .. })
+    }
+
+    /// Returns whether no attempt follows, by [`OnFailure`](crate::OnFailure) or
+    /// [`OnOrphan`](crate::record::OnOrphan).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// use dlock::{LockClient, OnFailure};
+    ///
+    /// let import = LockClient::memory().once("import").on_failure(OnFailure::Keep);
+    /// let failed = import.run(async |_| Err::<(), _>("no such file")).await.unwrap_err();
+    /// assert!(!failed.is_given_up()); // its own error, and the first one
+    /// let given_up = import.run(async |_| Ok::<(), &str>(())).await.unwrap_err();
+    /// assert!(given_up.is_given_up());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn is_given_up(&self) -> bool {
+        matches!(self, OnceError::Failed { .. } | OnceError::Orphaned { .. })
+    }
+
+    /// Returns when to try again after an error [before the work](Self::is_not_started): after a second; after 10 s where
+    /// the key holds other data ([`Error::KeyTaken`]) or the clocks have to come closer. `None` for all other errors, and
+    /// where it [cannot help](Self::is_permanent).
+    ///
+    /// ```
+    /// use dlock::{Error, OnceError};
+    /// use std::time::Duration;
+    ///
+    /// let draining = OnceError::<String>::Store(Error::Draining);
+    /// assert_eq!(draining.retry_after(), Some(Duration::from_secs(1)));
+    /// assert_eq!(OnceError::Work("no such file").retry_after(), None);
+    /// ```
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            OnceError::Store(Error::KeyTaken { .. })
+            | OnceError::ClockWentBack { .. }
+            | OnceError::SlotTooFarAhead { .. } => Some(LATER),
+            OnceError::Lost { started: false, .. } => Some(SOON),
+            OnceError::Store(error) if is_permanent(error) => None,
+            OnceError::Store(_) => Some(SOON),
+            _ => None,
+        }
+    }
+
     /// Returns the error of the work itself, if it ran here and failed; see [`work`](Self::work).
     ///
     /// ```
@@ -127,6 +233,17 @@ impl<E> OnceError<E> {
             _ => None,
         }
     }
+}
+
+fn is_permanent(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::InvalidKey { .. }
+            | Error::InvalidOption { .. }
+            | Error::InvalidUrl { .. }
+            | Error::Unsupported { .. }
+            | Error::NoDefaultClient
+    )
 }
 
 fn ahead(time: SystemTime, now: SystemTime) -> String {
@@ -154,7 +271,7 @@ fn ahead(time: SystemTime, now: SystemTime) -> String {
 /// }
 /// # let _ = (Failure::Later, Failure::Once(NotRun::from(dlock::Error::ClientClosed)));
 /// ```
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotRun {
     /// Another process does the work now, or another task of this one.
@@ -174,13 +291,108 @@ pub enum NotRun {
 }
 
 impl NotRun {
+    /// Returns whether the body did not begin here, see [`OnceError::is_not_started`]; true for work that is done
+    /// elsewhere. If the body itself turns errors of this library into `NotRun`, they are not told apart: use an error type of
+    /// your own then.
+    ///
+    /// ```
+    /// use dlock::{Error, NotRun};
+    ///
+    /// let draining = NotRun::from(Error::Draining);
+    /// assert!(draining.is_not_started() && !draining.is_permanent());
+    /// ```
+    #[must_use]
+    pub fn is_not_started(&self) -> bool {
+        match self {
+            NotRun::Elsewhere { .. } => true,
+            NotRun::Failed(error) => error.is_not_started(),
+        }
+    }
+
+    /// Returns whether the body did not begin here, and trying again cannot help, see [`OnceError::is_permanent`].
+    ///
+    /// ```
+    /// let invalid = dlock::NotRun::from(dlock::Error::invalid_option("keep", "it is zero"));
+    /// assert!(invalid.is_permanent());
+    /// ```
+    #[must_use]
+    pub fn is_permanent(&self) -> bool {
+        self.is_not_started() && self.retry_after().is_none()
+    }
+
+    /// Returns whether the work was done before, and only its result is not available.
+    ///
+    /// ```
+    /// use dlock::{NotRun, OnceError};
+    ///
+    /// assert!(NotRun::Failed(OnceError::ResultUnavailable).is_done());
+    /// ```
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        matches!(self, NotRun::Failed(error) if error.is_done())
+    }
+
+    /// Returns whether no attempt follows, by the option `attempts`.
+    ///
+    /// ```
+    /// # #[cfg(feature = "macros")] mod example {
+    /// use dlock::{LockClient, NotRun, once};
+    ///
+    /// #[once(key = "import", attempts = 1, client = client)]
+    /// async fn import(client: &LockClient) -> Result<(), Failure> {
+    ///     Err(Failure::NoSuchFile)
+    /// }
+    ///
+    /// #[derive(Debug)]
+    /// enum Failure {
+    ///     NoSuchFile,
+    ///     NotRun(NotRun),
+    /// }
+    ///
+    /// impl From<NotRun> for Failure {
+    ///     fn from(why: NotRun) -> Failure {
+    ///         Failure::NotRun(why)
+    ///     }
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] pub async fn main() {
+    /// let client = LockClient::memory();
+    /// assert!(matches!(import(&client).await, Err(Failure::NoSuchFile)));
+    /// assert!(matches!(import(&client).await, Err(Failure::NotRun(why)) if why.is_given_up()));
+    /// # } }
+    /// # #[cfg(feature = "macros")] example::main();
+    /// ```
+    #[must_use]
+    pub fn is_given_up(&self) -> bool {
+        matches!(self, NotRun::Failed(error) if error.is_given_up())
+    }
+
+    /// Returns when to call again after an error [before the body](Self::is_not_started): when the lease of the attempt
+    /// elsewhere ends, but after a second at the latest and 100 ms at the soonest; otherwise as
+    /// [`OnceError::retry_after`].
+    ///
+    /// ```
+    /// use dlock::{Error, NotRun};
+    /// use std::time::Duration;
+    ///
+    /// let draining = NotRun::from(Error::Draining);
+    /// assert_eq!(draining.retry_after(), Some(Duration::from_secs(1)));
+    /// ```
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            NotRun::Elsewhere { remaining, .. } => Some((*remaining).clamp(SHORTEST, SOON)),
+            NotRun::Failed(error) => error.retry_after(),
+        }
+    }
+
     /// Converts the error of a call that did not run the work here, or has no result of it.
     pub(crate) fn of<E>(error: OnceError<E>) -> NotRun {
         NotRun::Failed(match error {
             OnceError::Work(_) => OnceError::Store(Error::invalid_option("work", "it failed by itself")),
             OnceError::Failed { attempts } => OnceError::Failed { attempts },
             OnceError::Orphaned { attempt } => OnceError::Orphaned { attempt },
-            OnceError::Lost { attempt } => OnceError::Lost { attempt },
+            OnceError::Lost { attempt, started } => OnceError::Lost { attempt, started },
             OnceError::ResultUnavailable => OnceError::ResultUnavailable,
             OnceError::Unreadable { why } => OnceError::Unreadable { why },
             OnceError::ClockWentBack { stored, now } => OnceError::ClockWentBack { stored, now },
@@ -193,5 +405,83 @@ impl NotRun {
 impl From<Error> for NotRun {
     fn from(error: Error) -> NotRun {
         NotRun::Failed(OnceError::Store(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+    use crate::store::Kind;
+    use crate::{LockKey, Loss};
+
+    /// Each error once: what it says of itself, in the order not started, permanent, done, given up, and when to try again.
+    #[test]
+    fn each_error_says_what_to_do() {
+        const NO: bool = false;
+        let key = LockKey::from("k");
+        let taken = Error::KeyTaken {
+            key,
+            found: "a string".to_owned(),
+        };
+        // A hold around the call was lost.
+        let held_around = Error::Lost {
+            kind: Kind::Mutex,
+            key: "k".into(),
+            loss: Loss::Expired,
+        };
+        let lost = |started| OnceError::Lost { attempt: 1, started };
+        let (stored, now, slot) = (UNIX_EPOCH, UNIX_EPOCH, UNIX_EPOCH);
+        let why = || "it is a number".to_owned();
+        let not_started = [true, NO, NO, NO];
+        let permanent = [true, true, NO, NO];
+        let (done, given_up, attempted) = ([NO, NO, true, NO], [NO, NO, NO, true], [NO; 4]);
+        for (error, says, after) in [
+            (OnceError::Work("no such file"), attempted, None),
+            (lost(true), attempted, None),
+            (lost(false), not_started, Some(SOON)),
+            (OnceError::Store(held_around), not_started, Some(SOON)),
+            (OnceError::Failed { attempts: 1 }, given_up, None),
+            (OnceError::Orphaned { attempt: 1 }, given_up, None),
+            (OnceError::ResultUnavailable, done, None),
+            (OnceError::Unreadable { why: why() }, done, None),
+            (OnceError::ClockWentBack { stored, now }, not_started, Some(LATER)),
+            (OnceError::SlotTooFarAhead { slot, now }, not_started, Some(LATER)),
+            (OnceError::Store(Error::Draining), not_started, Some(SOON)),
+            (OnceError::Store(taken), not_started, Some(LATER)),
+            (
+                OnceError::Store(Error::invalid_option("keep", "it is zero")),
+                permanent,
+                None,
+            ),
+        ] {
+            let said = [
+                error.is_not_started(),
+                error.is_permanent(),
+                error.is_done(),
+                error.is_given_up(),
+            ];
+            assert_eq!((said, error.retry_after()), (says, after), "{error:?}");
+            if error.work().is_some() {
+                continue;
+            }
+            let not_run = NotRun::of(error.clone());
+            let said = [
+                not_run.is_not_started(),
+                not_run.is_permanent(),
+                not_run.is_done(),
+                not_run.is_given_up(),
+            ];
+            assert_eq!((said, not_run.retry_after()), (says, after), "{error:?}");
+        }
+        for (remaining, after) in [(0, 100), (300, 300), (25_000, 1000)] {
+            let elsewhere = NotRun::Elsewhere {
+                attempt: 1,
+                remaining: Duration::from_millis(remaining),
+            };
+            assert_eq!(elsewhere.retry_after(), Some(Duration::from_millis(after)));
+            assert!(elsewhere.is_not_started() && !elsewhere.is_permanent());
+        }
     }
 }

@@ -144,7 +144,7 @@ pub enum OnFailure {
 /// }
 /// # Ok(()) }
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 #[must_use = "`Elsewhere` means that the work is not done yet"]
 pub enum OnceReply<T> {
@@ -186,18 +186,34 @@ impl<T> OnceReply<T> {
             OnceReply::Elsewhere { .. } => None,
         }
     }
+
+    /// Returns whether the work ran here.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::OnceError<String>> {
+    /// # let client = dlock::LockClient::memory();
+    /// let report = client.once("report");
+    /// assert!(report.run(async |_| Ok::<_, String>(42)).await?.ran_here());
+    /// assert!(!report.run(async |_| Ok::<_, String>(42)).await?.ran_here()); // it was done before
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn ran_here(&self) -> bool {
+        matches!(self, OnceReply::Ran(_) | OnceReply::Unrecorded(..))
+    }
 }
 
 impl LockClient {
     /// Returns the work of this name, done once; see [`Once`]. Nothing is sent until it runs. These names are separate
-    /// from those of locks.
+    /// from those of locks. The client's [`shutdown`](Self::shutdown) waits for the work.
     pub fn once(&self, key: impl Into<LockKey>) -> Once {
         Once::new(Source::Client(self.handle().clone()), key.into())
     }
 }
 
 impl Records {
-    /// Returns the work of this name on records without a client, such as those of `dlock-postgres`.
+    /// Returns the work of this name on records without a client, such as those of `dlock-postgres`. No shutdown of a client
+    /// waits for it, also where the records are those of a [client](LockClient::records).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

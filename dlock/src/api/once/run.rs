@@ -104,7 +104,7 @@ impl Once {
             let admitted = match reply {
                 None => Admitted::NotNow,
                 Some(ClaimReply::Claimed { attempt, fence }) => {
-                    Admitted::Claimed(asking.granted(attempt, fence, of_slot.as_ref()))
+                    Admitted::Claimed(asking.granted(attempt, fence, of_slot.as_ref())?)
                 }
                 Some(ClaimReply::Completed { response }) => Admitted::Done(response),
                 Some(ClaimReply::Orphan { attempt }) => Admitted::Orphaned { attempt },
@@ -169,12 +169,12 @@ impl Once {
         if !view.is_held() && !broken!(OnceGoesOnWithoutClaim) {
             // Its reply came too late. No work was started under it.
             self.settled(target, claim, Settlement::Release).await;
-            return Err(self.lost(attempt));
+            return Err(self.lost(attempt, false));
         }
         let output = tokio::select! {
             biased;
-            () = claim.lost(), if !broken!(OnceGoesOnWithoutClaim) => return Err(self.lost(attempt)),
-            output = async { work(view).await } => output,
+            () = claim.lost(), if !broken!(OnceGoesOnWithoutClaim) => return Err(self.lost(attempt, true)),
+            output = claim::under(view, work) => output,
         };
         let value = match output {
             Ok(value) => value,
@@ -194,7 +194,7 @@ impl Once {
         });
         match self.settled(target, claim, Settlement::Keep(result)).await {
             Settled::Done => Ok(Carried::Ran(value)),
-            Settled::NotOwner => Err(self.lost(attempt)),
+            Settled::NotOwner => Err(self.lost(attempt, true)),
             Settled::Failed(error) => Ok(Carried::Unrecorded(value, self.told(error))),
         }
     }
@@ -223,10 +223,10 @@ impl Once {
         }
     }
 
-    fn lost<E>(&self, attempt: u32) -> OnceError<E> {
+    fn lost<E>(&self, attempt: u32, started: bool) -> OnceError<E> {
         let name = &self.key;
         Event::ClaimLost { name, attempt }.emit();
-        OnceError::Lost { attempt }
+        OnceError::Lost { attempt, started }
     }
 
     pub(super) fn told(&self, error: StoreError) -> Error {

@@ -85,7 +85,7 @@ pub struct OnceSlot {
 /// assert!(matches!(reply, SlotReply::Ran(3)));
 /// # Ok(()) }
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum SlotReply<T> {
     /// The work of the slot ran here, and its result is kept until a later slot is claimed.
@@ -276,6 +276,25 @@ impl OnceSlot {
         self.once.key()
     }
 
+    /// Returns the name of its record, which all slots of the work share; see [`Once::record_key`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidKey`].
+    ///
+    /// ```
+    /// # fn main() -> Result<(), dlock::Error> {
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let report = dlock::LockClient::memory().once("report");
+    /// let slot = report.clone().slot(std::time::SystemTime::now());
+    /// assert_eq!(slot.record_key()?, report.record_key()?);
+    /// # Ok(()) })
+    /// # }
+    /// ```
+    pub fn record_key(&self) -> Result<RecordKey, Error> {
+        self.once.record_key()
+    }
+
     /// Does the work of the slot, unless it was done or a later one was begun. The result is kept as JSON, as by
     /// [`Once::run`].
     ///
@@ -299,8 +318,23 @@ impl OnceSlot {
         async move { run.await.map(|(reply, _)| reply).map_err(|(error, _)| error) }
     }
 
-    /// Checks name and options, as each call does.
-    fn check(&self) -> Result<(), Error> {
+    /// Checks name, options and store, as each call does. Not the time: only the store's clock knows how far ahead a slot is.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Once::check`], and [`Error::InvalidOption`] for a wrong period.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// use dlock::LockClient;
+    /// use std::time::{Duration, SystemTime};
+    ///
+    /// // When the program starts, not at the first firing:
+    /// let report = LockClient::memory().once("report").keep(Duration::ZERO);
+    /// assert!(report.slot(SystemTime::now()).check().is_err());
+    /// # }
+    /// ```
+    pub fn check(&self) -> Result<(), Error> {
         let keep = self.once.keep_or_default();
         if let Some(period) = self.period {
             check_duration("every", Some(period))?;

@@ -55,7 +55,8 @@ pub struct Slots {
     last: Option<Duration>,
     /// The slot that a call waits for, or waited for when it was dropped.
     aimed: Option<Duration>,
-    failed: bool,
+    /// After a failure: until when the next call waits.
+    paused_until: Option<Instant>,
 }
 
 /// A reading of the store's clock.
@@ -91,7 +92,7 @@ impl Slots {
             clock: None,
             last: None,
             aimed: None,
-            failed: false,
+            paused_until: None,
         }
     }
 
@@ -102,12 +103,13 @@ impl Slots {
     /// # Errors
     ///
     /// See [`OnceError`]. After any error the next call waits for the next slot; if no slot had begun, as where an option is
-    /// invalid or the store's clock could not be read, for a second or a period, and 100 ms at least.
+    /// invalid or the store's clock could not be read, a second or a period after the error, and 100 ms at least.
     ///
     /// # Cancel safety
     ///
-    /// Dropped while it sleeps, nothing has happened, and the next call is for the same slot, or for a later one that has
-    /// begun by then. After that, as
+    /// Dropped while it sleeps or asks for the slot, it has done nothing, and the next call is for the same slot, or for a
+    /// later one that has begun by then. A claim that was granted meanwhile is given back; until the store has that, which
+    /// takes longer after a connection has broken, callers are told that the slot is done elsewhere. After that, as
     /// [`Once::run`](super::Once::run).
     pub async fn next<T, E, W, Fut>(&mut self, work: W) -> Result<SlotReply<T>, OnceError<E>>
     where
@@ -118,13 +120,19 @@ impl Slots {
         let slot = match self.begin().await {
             Ok(slot) => slot,
             Err(error) => {
-                self.failed = true;
+                let pause = self.every.period().clamp(SHORTEST_PAUSE, PAUSE);
+                self.paused_until = Some(clock::now() + pause);
                 return Err(error.into());
             }
         };
-        self.last = Some(slot);
-        self.aimed = None;
-        let result = self.every.slot(UNIX_EPOCH + slot).run_with_time(work).await;
+        self.aimed = Some(slot);
+        let run = self.every.slot(UNIX_EPOCH + slot).run_with_time(|claim| {
+            // Dropped before, the next call asks for this slot again.
+            (self.last, self.aimed) = (Some(slot), None);
+            work(claim)
+        });
+        let result = run.await;
+        (self.last, self.aimed) = (Some(slot), None);
         let now = match &result {
             Ok((_, now)) | Err((_, now)) => *now,
         };
@@ -137,8 +145,9 @@ impl Slots {
     /// Sleeps until the next slot begins, and returns its beginning.
     async fn begin(&mut self) -> Result<Duration, Error> {
         let period = self.every.period();
-        if std::mem::take(&mut self.failed) {
-            claim::sleep(period.clamp(SHORTEST_PAUSE, PAUSE)).await;
+        if let Some(until) = self.paused_until {
+            clock::sleep_until(until).await;
+            self.paused_until = None;
         }
         self.every.check()?;
         let mut reading = match self.clock {

@@ -117,6 +117,22 @@ impl Semaphore {
 
     /// Sets the total, unless the store has one already, which is kept. Without this option an unset semaphore has no
     /// permits, and an acquire waits until the total is set.
+    ///
+    /// **A different number in a later version of the program changes nothing**: the store keeps the first, without an
+    /// error. For a number from the code or the configuration use [`limit`](Self::limit), which is compared in each acquire,
+    /// under a name that has no total (or after [`delete`](Self::delete)); or call [`set_permits`](Self::set_permits) when
+    /// the program starts.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// let client = dlock::LockClient::memory();
+    /// drop(client.semaphore("uploads").permits(5).acquire().await?);
+    ///
+    /// let uploads = client.semaphore("uploads").permits(10); // deployed a week later
+    /// drop(uploads.acquire().await?);
+    /// assert_eq!(uploads.status().await?.map(|status| status.total), Some(5));
+    /// # Ok(()) }
+    /// ```
     pub fn permits(mut self, total: u32) -> Semaphore {
         self.total = Some(total);
         self
@@ -295,6 +311,36 @@ impl Semaphore {
         Fut: Future,
     {
         Run::new(guarded(self.call(1, false, Location::caller())), work)
+    }
+
+    /// Runs the closure's future under a permit if one is available, otherwise not at all: as [`run`](Self::run), but it
+    /// asks the store once, as [`try_acquire`](Self::try_acquire) does.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), dlock::Error> {
+    /// # let client = dlock::LockClient::memory();
+    /// let previews = client.semaphore("previews").limit(4);
+    /// match previews.try_run(async |_| println!("drawing")).await {
+    ///     Ok(()) => {}
+    ///     Err(error) if error.is_busy() => println!("four are drawn already: skipped"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotAcquired`] when no permit is available: then the closure was not called. And those of
+    /// [`run`](Self::run).
+    ///
+    /// Cancel safe for the permit; what happens to the work is up to the closure's future.
+    #[track_caller]
+    pub fn try_run<F, Fut>(&self, work: F) -> impl Future<Output = Result<Fut::Output, Error>> + use<F, Fut>
+    where
+        F: FnOnce(Held) -> Fut,
+        Fut: Future,
+    {
+        Run::new(guarded(self.call(1, true, Location::caller())), work)
     }
 
     fn asks(&self, amount: u32) -> Options {

@@ -45,6 +45,9 @@ impl Permit {
 
     hold_methods! {
         key,
+        /// In memory, on Redis and on Valkey [`Holder::id`](crate::store::Holder::id) is another one: there each permit has an id
+        /// in Redisson's form, and a guard may have several permits.
+        id,
         fencing_token,
         is_held,
         state,

@@ -149,7 +149,11 @@ impl Renewal {
     /// sent at `sent`.
     fn lease_given(self, sent: Moment, lease: Duration) -> (Moment, Duration) {
         match self {
-            Renewal::RenewedFor(given) => (sent.earlier_by(given.begun_before()), given.at_most(lease)),
+            // The client asks for a lease from this request on: an earlier beginning takes nothing from it.
+            Renewal::RenewedFor(given) => {
+                let begun = given.begun_before();
+                (sent.earlier_by(begun), given.at_most(lease.saturating_add(begun)))
+            }
             Renewal::Renewed | Renewal::Held | Renewal::Gone => (sent, lease),
         }
     }

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use crate::base::clock;
 use crate::engine::handoff::{DEFAULT_HANDOFFS, HandoffTerms};
 use crate::runtime::attempt::{AcquireAttempt, AcquireTarget, AttemptOutcome};
+use crate::runtime::calls::explained;
 use crate::runtime::capable;
 use crate::runtime::client::Handle;
 use crate::runtime::emit::meter::Series;
@@ -149,7 +150,7 @@ impl AcquireCall {
             waited,
             remaining,
             holder,
-            votes: (self.handle.shared().store).explain(self.options.kind, &self.key),
+            votes: explained(&*self.handle.shared().store, self.options.kind, &self.key),
         }
     }
 

@@ -294,8 +294,9 @@ impl<G: AcquireTarget> Wait<'_, G> {
         tokio::select! {
             biased;
             () = grant.called(*hold) => Event::Called,
-            () = self.over() => Event::WaitOver { remaining: Some(grant.remaining()) },
+            // Before the timers: those of a runtime that has ended panic.
             () = self.call.handle.shared().closing.given() => Event::Closed,
+            () = self.over() => Event::WaitOver { remaining: Some(grant.remaining()) },
             () = clock::sleep_until(until.instant()) => Event::Due,
         }
     }

@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::fmt::{self, Debug};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -64,17 +64,25 @@ struct Listener {
 }
 
 impl Listeners {
-    pub(crate) fn listen(&self, filter: Filter) -> LockEvents {
+    pub(crate) fn listen(self: &Arc<Self>, filter: Filter) -> LockEvents {
         let (sender, receiver) = broadcast::channel(KEPT);
-        let listener = Arc::new(Listener { filter, sender });
+        self.set(Some(Arc::new(Listener { filter, sender })));
+        LockEvents {
+            receiver,
+            dropped: 0,
+            _listening: Listening(Arc::downgrade(self)),
+        }
+    }
+
+    /// Adds a listener, and removes those that are gone.
+    fn set(&self, new: Option<Arc<Listener>>) {
         let mut listeners = self.listeners.write();
         let present = listeners.iter().filter(|listener| listener.is_there());
-        let present: Arc<[_]> = present.cloned().chain([listener]).collect();
+        let present: Arc<[_]> = present.cloned().chain(new).collect();
         self.count.store(present.len(), Ordering::Relaxed);
         let before = std::mem::replace(&mut *listeners, present);
         drop(listeners);
         drop(before);
-        LockEvents { receiver, dropped: 0 }
     }
 
     /// Whether there is a listener.
@@ -403,6 +411,20 @@ impl From<Ended> for HoldEnd {
 pub struct LockEvents {
     receiver: broadcast::Receiver<LockEvent>,
     dropped: u64,
+    /// Dropped after the receiver.
+    _listening: Listening,
+}
+
+/// Removes the listeners that are gone, with what their filters own: perhaps the last handle of the client.
+#[derive(Debug)]
+struct Listening(Weak<Listeners>);
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        if let Some(listeners) = self.0.upgrade() {
+            listeners.set(None);
+        }
+    }
 }
 
 impl LockEvents {
@@ -446,7 +468,7 @@ mod tests {
     /// A filter runs in the middle of telling, as other threads do: what it tells of another hold is told at once.
     #[test]
     fn event_waits_only_behind_those_of_its_own_hold() {
-        let listeners: &'static Listeners = Box::leak(Box::default());
+        let listeners: &'static Arc<Listeners> = Box::leak(Box::default());
         let [a, b] = ["a", "b"].map(LockKey::from);
         let (same, other) = (a.clone(), b);
         let is_first = OnceLock::new();

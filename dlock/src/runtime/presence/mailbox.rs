@@ -62,19 +62,19 @@ pub(super) struct Mailbox {
     name: EntryName,
     /// The subscription of a client that answers.
     watch: Option<Watch>,
-    /// Whether the reply with some messages may be lost.
+    /// Whether some messages may be lost: the reply with them, or what was to be done for them.
     may_have_lost_some: bool,
 }
 
 impl Mailbox {
-    pub(super) fn of(shared: &Shared, operations: &Arc<dyn Operations>) -> Mailbox {
+    pub(super) fn of(shared: &Shared, operations: &Arc<dyn Operations>, may_have_lost_some: bool) -> Mailbox {
         let name = EntryName::of_client("ask", shared.issuer().uuid);
         let answers = shared.settings.publicity.answers;
         let watch = answers.then(|| operations.clone().watch(&name));
         Mailbox {
             name,
             watch,
-            may_have_lost_some: false,
+            may_have_lost_some,
         }
     }
 

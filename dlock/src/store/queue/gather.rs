@@ -90,7 +90,8 @@ pub enum Unanswered {
 }
 
 /// Lets requests share round trips: a request is sent alone while none is in flight. Those that arrive in the meantime
-/// are sent together when that one is answered, or after 2 ms.
+/// are sent together when that one is answered, or 2 ms after the first of them; those that do not fit are sent when the next
+/// one is answered.
 ///
 /// ```
 /// # use {dlock::store::queue::Carrier, std::sync::Arc};
@@ -207,11 +208,7 @@ impl<C: Carrier> Shared<C> {
         state.count += 1;
         let number = state.count;
         if state.waiting.is_empty() {
-            let shared = self.clone();
-            self.runtime.spawn(async move {
-                sleep(WAIT).await;
-                shared.send_if_waits(number);
-            });
+            self.send_soon(number);
         }
         state.waiting.push_back(Waiting {
             number,
@@ -222,18 +219,31 @@ impl<C: Carrier> Shared<C> {
     }
 
     /// Takes a request back. Returns whether it was not sent yet.
-    fn withdraw(&self, number: u64) -> bool {
+    fn withdraw(self: &Arc<Self>, number: u64) -> bool {
         let mut state = self.state.lock();
         let found = state
             .waiting
             .binary_search_by_key(&number, |waiting| waiting.number);
         let withdrawn = found.ok().and_then(|at| state.waiting.remove(at));
+        if let (Ok(0), Some(first)) = (found, state.waiting.front()) {
+            // The timer was that of the request before.
+            self.send_soon(first.number);
+        }
         // The request is dropped without the mutex.
         drop(state);
         withdrawn.is_some()
     }
 
-    /// Sends the waiting requests, if this request still waits.
+    /// Sends the waiting requests in a moment, if this one is the first of them then.
+    fn send_soon(self: &Arc<Self>, number: u64) {
+        let shared = self.clone();
+        self.runtime.spawn(async move {
+            sleep(WAIT).await;
+            shared.send_if_waits(number);
+        });
+    }
+
+    /// Sends the waiting requests, if this request is the first of them.
     fn send_if_waits(self: &Arc<Self>, number: u64) {
         let mut state = self.state.lock();
         if state.waiting.front().is_some_and(|first| first.number == number) {
@@ -397,6 +407,26 @@ mod tests {
             .map(|(key, answer, _)| (*key, answer.unwrap()))
             .collect();
         assert_eq!(shared, [("a", 1), ("b", 3), ("d", 3), ("b", 1), ("f", 3)]);
+    }
+
+    /// The timer was that of the request which is withdrawn.
+    #[tokio::test(start_paused = true)]
+    async fn request_behind_one_that_is_withdrawn_waits_no_longer_for_others_than_it_has_to() {
+        let gather = gather(9);
+        let begun = Instant::now();
+        let (soon, late) = (begun + WAIT / 2, begun + 100 * WAIT);
+        let asked = [("a", late), ("b", soon), ("c", late), ("d", late)].map(|(key, deadline)| {
+            let answer = gather.ask(key.into(), deadline);
+            async move { (answer.await, begun.elapsed()) }
+        });
+        let [a, b, c, d] = asked;
+        let (a, b, c, d) = tokio::join!(a, b, c, d);
+        assert_eq!(
+            (a.0, b.0, c.0, d.0),
+            (Ok(1), Err(Unanswered::NotSent), Ok(2), Ok(2))
+        );
+        // Less than the 5 until the first answer, and its own 5.
+        assert!(c.1 < 8 * WAIT, "{c:?}");
     }
 
     #[test]

@@ -158,13 +158,15 @@ impl Operations for Quorum {
 
     fn connections(self: Arc<Self>, client: Uuid) -> StoreFuture<Option<Vec<Connection>>> {
         let merged = |seen: Vec<Option<Vec<Connection>>>| {
+            let all_tell = seen.iter().all(Option::is_some);
             let known: Vec<_> = seen.into_iter().flatten().collect();
             let all: HashMap<String, Connection> = known
                 .iter()
                 .flatten()
                 .map(|connection| (connection.address.clone(), connection.clone()))
                 .collect();
-            (!known.is_empty()).then(|| all.into_values().collect())
+            let is_known = !all.is_empty() || all_tell && !known.is_empty();
+            is_known.then(|| all.into_values().collect())
         };
         self.on_boards(|board| board.connections(client), merged)
     }

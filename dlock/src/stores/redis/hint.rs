@@ -9,6 +9,12 @@ macro_rules! permissions_page {
 
 pub(super) const PERMISSIONS: &str = permissions_page!();
 
+const LACKS_PERMISSION: &str = concat!(
+    " (the ACL SETUSER lines for each kind of lock, for lists, records and the doctor: ",
+    permissions_page!(),
+    ")"
+);
+
 /// Returns what to do about a refusal, as a continuation of the server's message; empty if that says it all.
 pub(super) fn hint(message: &str) -> &'static str {
     let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
@@ -24,12 +30,13 @@ pub(super) fn hint(message: &str) -> &'static str {
         "can't run this command",
         "can't access",
     ]) {
-        concat!(
-            " (a lock needs its own key, the key of the fencing tokens (dlock:fence), their channels and some commands: ",
-            permissions_page!(),
-            " has the ACL SETUSER lines for each kind)"
-        )
+        LACKS_PERMISSION
     } else {
         ""
     }
+}
+
+/// Returns a message without the hint on permissions.
+pub(super) fn without_permissions(message: &str) -> &str {
+    message.strip_suffix(LACKS_PERMISSION).unwrap_or(message)
 }

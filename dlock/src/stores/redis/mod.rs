@@ -19,6 +19,7 @@ mod permits;
 mod pubsub;
 mod records;
 mod renewals;
+mod scan;
 mod script;
 mod sentinel;
 mod servers;
@@ -37,6 +38,7 @@ use self::kinds::KindStep;
 use self::node::Node;
 pub(crate) use self::node::{Done, Queued};
 pub(crate) use self::open::quorum;
+use self::scan::Scan;
 use self::script::OneAcquire;
 pub(crate) use self::script::{Answer, Response, Verb};
 use self::servers::Servers;
@@ -139,28 +141,18 @@ impl RedisStore {
         names_of: impl Fn(String) -> I,
         found: &mut BTreeMap<LockKey, Vec<Holder>>,
     ) -> Result<(), StoreError> {
-        let mut cursor = 0_u64;
-        loop {
-            let mut cmd = redis::cmd("SCAN");
-            cmd.arg(cursor).arg("MATCH").arg(pattern);
-            cmd.arg("COUNT").arg(1000).arg("TYPE").arg(of_type);
-            let (next, names): (u64, Vec<Vec<u8>>) = redis::from_redis_value(node.plain(cmd).await?)
-                .map_err(|error| StoreError::unknown(error.to_string()))?;
+        let mut scan = Scan::new(node, pattern, of_type);
+        while let Some(names) = scan.next().await? {
             let keys: Vec<_> = names
                 .into_iter()
-                // A name that is not UTF-8 is no lock of ours or of Redisson's.
-                .filter_map(|name| String::from_utf8(name).ok())
                 .flat_map(&names_of)
                 .filter_map(|name| name.strip_prefix(&self.prefix).map(LockKey::raw))
                 .collect();
             for keys in keys.chunks(node.queued_together()) {
                 self.inspect_all(keys, found).await?;
             }
-            if next == 0 {
-                return Ok(());
-            }
-            cursor = next;
         }
+        Ok(())
     }
 
     /// Adds the holders of these keys.

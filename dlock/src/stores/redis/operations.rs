@@ -8,6 +8,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::command::Command;
+use super::scan::Scan;
 use super::script::millis;
 use super::{Answer, RedisStore, Verb, glob_escaped, strange};
 use crate::LockKey;
@@ -164,21 +165,10 @@ impl Operations for RedisStore {
             let pattern = format!("{}*", glob_escaped(&begin));
             let mut clients = Vec::new();
             for node in self.servers.nodes() {
-                let mut cursor = 0_u64;
-                loop {
-                    let mut cmd = redis::cmd("SCAN");
-                    cmd.arg(cursor).arg("MATCH").arg(&pattern);
-                    cmd.arg("COUNT").arg(1000).arg("TYPE").arg("string");
-                    let (next, names): (u64, Vec<Vec<u8>>) = redis::from_redis_value(node.plain(cmd).await?)
-                        .map_err(|error| StoreError::unknown(error.to_string()))?;
-                    clients.extend(names.into_iter().filter_map(|name| {
-                        let name = String::from_utf8(name).ok()?;
-                        Uuid::try_parse(name.strip_prefix(&begin)?).ok()
-                    }));
-                    if next == 0 {
-                        break;
-                    }
-                    cursor = next;
+                let mut scan = Scan::new(&node, &pattern, "string");
+                while let Some(names) = scan.next().await? {
+                    let ids = names.iter().filter_map(|name| name.strip_prefix(&begin));
+                    clients.extend(ids.filter_map(|id| Uuid::try_parse(id).ok()));
                 }
             }
             clients.sort_unstable();
@@ -212,6 +202,7 @@ impl Operations for RedisStore {
         Box::pin(async move {
             let end = format!(":{client}");
             let mut connections = Vec::new();
+            let mut may_be_unnamed = false;
             for node in self.servers.nodes() {
                 let mut cmd = redis::cmd("CLIENT");
                 cmd.arg("LIST");
@@ -226,6 +217,12 @@ impl Operations for RedisStore {
                     }
                 };
                 connections.extend(list.lines().filter_map(|line| connection(line, &end)));
+                may_be_unnamed |= list.lines().any(is_unnamed);
+            }
+            if connections.is_empty() && may_be_unnamed {
+                // A client that publishes what it does has more rights than that to name its connections.
+                let published = self.get(EntryName::of_client("client", client)).await;
+                return Ok(matches!(published, Ok(Some(_))).then(Vec::new));
             }
             Ok(Some(connections))
         })
@@ -249,17 +246,39 @@ impl Operations for RedisStore {
     }
 }
 
+/// A field of a line of `CLIENT LIST`.
+fn field<'l>(line: &'l str, name: &str) -> Option<&'l str> {
+    let mut fields = line.split(' ').filter_map(|field| field.split_once('='));
+    fields.find(|(field, _)| *field == name).map(|(_, value)| value)
+}
+
+/// What a client of dlock sends whose user may not name its connections, by the words of all versions of the server.
+const SENT: [&str; 10] = [
+    "evalsha",
+    "eval",
+    "script|load",
+    "exec",
+    "hdel",
+    "publish",
+    "restore",
+    "ping",
+    "client",
+    "client|setname",
+];
+
+/// Whether this line may be of such a client.
+fn is_unnamed(line: &str) -> bool {
+    let last = field(line, "cmd").unwrap_or_default();
+    field(line, "name") == Some("") && SENT.contains(&last)
+}
+
 /// Parses the connection from a line of `CLIENT LIST`, if its name has this suffix.
 fn connection(line: &str, end: &str) -> Option<Connection> {
-    let field = |name: &str| {
-        let mut fields = line.split(' ').filter_map(|field| field.split_once('='));
-        fields.find(|(field, _)| *field == name).map(|(_, value)| value)
-    };
-    let service = field("name")?.strip_prefix("dlock:")?.strip_suffix(end)?;
-    let seconds = |name| Some(Duration::from_secs(field(name)?.parse().ok()?));
+    let service = field(line, "name")?.strip_prefix("dlock:")?.strip_suffix(end)?;
+    let seconds = |name| Some(Duration::from_secs(field(line, name)?.parse().ok()?));
     Some(Connection::new(
         service,
-        field("addr")?,
+        field(line, "addr")?,
         seconds("age")?,
         seconds("idle")?,
     ))
@@ -293,5 +312,30 @@ mod tests {
         assert_eq!(connection(line, end), Some(found));
         assert_eq!(connection(line, ":0192f3a4-0000-7000-8000-000000000002"), None);
         assert_eq!(connection("", end), None);
+    }
+
+    #[test]
+    fn connection_without_a_name_may_be_of_dlock_if_it_sends_scripts() {
+        for (line, is_it) in [
+            (
+                "id=7 addr=10.0.3.7:41234 name= age=60 idle=3 flags=N cmd=evalsha user=svc",
+                true,
+            ),
+            (
+                "id=7 addr=10.0.3.7:41234 name= age=60 idle=3 flags=N cmd=client|setname user=svc",
+                true,
+            ),
+            (
+                "id=7 addr=10.0.3.7:41234 name= age=60 idle=3 flags=N cmd=get user=web",
+                false,
+            ),
+            (
+                "id=7 addr=10.0.3.7:41234 name=web age=60 idle=3 flags=N cmd=evalsha user=web",
+                false,
+            ),
+            ("", false),
+        ] {
+            assert_eq!(is_unnamed(line), is_it, "{line}");
+        }
     }
 }

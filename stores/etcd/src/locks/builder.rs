@@ -156,6 +156,18 @@ impl EtcdLocksBuilder {
         if self.config.servers.is_empty() {
             return Err(("servers", "it names no server, as in localhost:2379"));
         }
+        // The messages do not quote the text, which may have a password.
+        let servers = &self.config.servers;
+        if servers.iter().any(|server| server.contains('@')) {
+            let reason = "one of them has a login, which belongs into user(…); a server is as localhost:2379";
+            return Err(("servers", reason));
+        }
+        if servers.iter().any(|server| server.contains('/')) {
+            return Err((
+                "servers",
+                "one of them is not a host and port, as in localhost:2379",
+            ));
+        }
         check_timeout(self.config.timeout).map_err(|reason| ("timeout", reason))?;
         if self.names.namespace.is_empty() || self.names.namespace.contains('\0') {
             return Err((
@@ -222,5 +234,29 @@ impl EtcdLocksBuilder {
             }
         });
         Ok(EtcdLocks(inner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn login_or_url_among_the_servers_is_refused_and_not_shown() {
+        for (server, says) in [
+            ("shop:secret@etcd1:2379", "user(…)"),
+            ("etcd://shop:secret@etcd1:2379", "user(…)"),
+            ("http://secret:2379", "host and port"),
+            ("secret:2379/shop", "host and port"),
+        ] {
+            let builder = EtcdLocks::builder(["etcd2:2379", server]);
+            assert!(!format!("{builder:?}").contains("secret"));
+            let (option, reason) = builder.check().unwrap_err();
+            assert_eq!(option, "servers");
+            assert!(reason.contains(says) && !reason.contains("secret"), "{reason}");
+        }
+        for server in ["localhost:2379", "[::1]:2379"] {
+            assert!(EtcdLocks::builder([server]).check().is_ok());
+        }
     }
 }

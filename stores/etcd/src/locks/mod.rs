@@ -163,9 +163,10 @@ impl Store for EtcdLocks {
 
     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         let key = request.key.clone();
+        let keep_until = (!request.keep_for.is_zero()).then(|| Moment::now() + request.keep_for);
         self.0.positions.gives_up(request.grant);
         self.goes(&key, move |inner, name, deadline| {
-            release::release(inner, name, request, deadline)
+            release::release(inner, name, request, keep_until, deadline)
         })
     }
 

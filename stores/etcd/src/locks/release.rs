@@ -1,7 +1,6 @@
 //! Ends grants: released ones, expired ones, and those that may never have existed.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use dlock::store::queue::Moment;
 use dlock::store::{GrantId, Kind, ReleaseReply, ReleaseRequest, StoreError};
@@ -23,6 +22,7 @@ pub(crate) async fn release(
     inner: Arc<Inner>,
     name: Name,
     request: ReleaseRequest,
+    keep_until: Option<Moment>,
     deadline: Instant,
 ) -> Result<ReleaseReply, StoreError> {
     if request.kind == Kind::Unowned {
@@ -34,14 +34,12 @@ pub(crate) async fn release(
         // Already released, or a different lock.
         Some(grant) if grant.state == GrantState::Kept || grant.name != name => Ok(false),
         Some(grant) if !is_same(grant.kind, request.kind) => Ok(false),
-        Some(grant) if !request.keep_for.is_zero() && grant.state == GrantState::Held => {
-            let rest = request.keep_for.min(grant.ends.since(Moment::now()));
-            match rest.is_zero() {
-                true => end(&inner, request.grant, &grant, deadline).await,
-                false => keep(&inner, request.grant, &grant, rest, deadline).await,
+        Some(grant) => match keep_until.map(|until| until.min(grant.ends)) {
+            Some(until) if grant.state == GrantState::Held && until > Moment::now() => {
+                keep(&inner, request.grant, &grant, until, deadline).await
             }
-        }
-        Some(grant) => end(&inner, request.grant, &grant, deadline).await,
+            _ => end(&inner, request.grant, &grant, deadline).await,
+        },
         None if inner.positions.get(request.grant).is_some() => {
             leave_queue(&inner, &name, request.grant, deadline)
                 .await
@@ -203,14 +201,15 @@ async fn keep(
     inner: &Inner,
     id: GrantId,
     grant: &Grant,
-    rest: Duration,
+    until: Moment,
     deadline: Instant,
 ) -> Result<bool, Failure> {
-    let ttl = i64::try_from(seconds(rest)).unwrap_or(i64::MAX);
+    let ttl = i64::try_from(seconds(until.since(Moment::now()))).unwrap_or(i64::MAX);
     let lease = inner.links.call(LeaseGrantRequest { ttl }, deadline).await;
     let is_kept = match lease {
         Ok(lease) => {
             let key = grant.key.clone();
+            let rest = until.since(Moment::now());
             let txn = TxnRequest {
                 compare: Compare::begins(&key, &id.to_string()).into(),
                 success: vec![RequestOp::put(key, State::Kept(rest).write(id), lease.id)],
@@ -226,7 +225,7 @@ async fn keep(
         Err(failure) => return Err(Failure::Elsewhere(not_done(failure.error()))),
     };
     if is_kept {
-        inner.grants.is(id, GrantState::Kept, Moment::now() + rest);
+        inner.grants.is(id, GrantState::Kept, until);
     } else {
         inner.grants.remove(id);
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dlock::LockKey;
 use dlock::store::counter::{CounterReply, CounterRequest, CounterStep};
-use dlock::store::queue;
+use dlock::store::queue::{self, Moment};
 use dlock::store::{
     AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Holder, Kind, Reason, ReleaseReply,
     ReleaseRequest, RenewRequest, Renewal, StoreError,
@@ -62,18 +62,18 @@ pub(crate) enum Step {
     Acquire(Ask),
     /// Acquires all of the locks, or none.
     AcquireAll(Vec<Ask>),
-    /// The key, the grant, and how long to keep the key unavailable, in µs.
-    Release(Arc<str>, GrantId, i64),
+    /// The key, the grant, and until when to keep the key unavailable, if at all.
+    Release(Arc<str>, GrantId, Option<Moment>),
     /// The key, the grant, and its lease from now on, in µs.
     Renew(Arc<str>, GrantId, i64),
     /// The release of a reader, with the same fields.
-    Leave(Arc<str>, GrantId, i64),
+    Leave(Arc<str>, GrantId, Option<Moment>),
     /// The renewal of a reader, with the same fields.
     Extend(Arc<str>, GrantId, i64),
     /// The release of a fair lock, or of a waiter's position, with the same fields as a release.
-    FairRelease(Arc<str>, GrantId, i64),
+    FairRelease(Arc<str>, GrantId, Option<Moment>),
     /// The release of permits, or of a waiter's position, with the same fields as a release.
-    PermitRelease(Arc<str>, GrantId, i64),
+    PermitRelease(Arc<str>, GrantId, Option<Moment>),
     /// The renewal of permits of one semaphore: the grants, and their leases from now on, in µs.
     PermitRenew(Arc<str>, Vec<(GrantId, i64)>),
     Count(Counting),
@@ -199,7 +199,9 @@ impl Step {
             Kind::Permit | Kind::Unowned => Step::PermitRelease,
             _ => Step::Release,
         };
-        Ok(step(sendable(key)?, request.grant, micros(request.keep_for)))
+        // A moment: the step may wait for a connection, and be tried again.
+        let keep_until = (!request.keep_for.is_zero()).then(|| Moment::now() + request.keep_for);
+        Ok(step(sendable(key)?, request.grant, keep_until))
     }
 
     pub(crate) fn renew(key: Arc<str>, request: &RenewRequest) -> Result<Step, StoreError> {

@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn waves_are_of_a_limited_size_and_releases_pass_renewals_of_other_keys() {
         let queue = queue();
-        let release = |key: &str| Step::Release(key.into(), GrantId::from_parts(1, 1), 0);
+        let release = |key: &str| Step::Release(key.into(), GrantId::from_parts(1, 1), None);
         for n in 0..2 * MOST_RENEWALS {
             drop(queue.ask(renew(&format!("k{n}"))));
         }
@@ -181,7 +181,7 @@ mod tests {
             let request = AcquireRequest::new(Kind::Mutex, LockKey::raw(key), grant, Duration::from_secs(1));
             Step::Acquire(Ask::new(key.into(), &request).unwrap())
         };
-        drop(queue.ask(Step::Release("a".into(), grant, 0)));
+        drop(queue.ask(Step::Release("a".into(), grant, None)));
         let asked = ["b", "c"].map(|key| queue.ask(acquire(key)));
         drop(queue.ask(renew("d")));
         assert_eq!(

@@ -298,11 +298,12 @@ fn claimed(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
         "completed" => reply(ClaimReply::Completed {
             response: column(row, "response")?,
         }),
-        // Repeated by the owner, whose transaction has locked the row.
-        "claimed" if mine => reply(ClaimReply::Claimed {
+        // Repeated by the owner, whose transaction has locked the row. With the lease over it may be another claim's.
+        "claimed" if mine && remaining > 0 => reply(ClaimReply::Claimed {
             attempt,
             fence: fence_of(column(row, "seen_fence")?),
         }),
+        "claimed" if mine => held(),
         "claimed" if remaining > 0 => reply(ClaimReply::InProgress {
             remaining: Duration::from_micros(remaining.unsigned_abs()),
             attempt,
@@ -360,15 +361,26 @@ fn claimed_slot(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
     };
     let attempt = number(column(row, "seen_attempt")?);
     let remaining: i64 = column(row, "remaining")?;
+    let held = |slot| match looks < LOOKS {
+        true => Ok(Look::Held),
+        false => reply(
+            slot,
+            SlotOutcome::Claim(ClaimReply::InProgress {
+                remaining: SOON,
+                attempt: attempt.max(1),
+            }),
+        ),
+    };
     match &*state {
-        // Repeated by the owner, whose transaction has locked the row.
-        "claimed" if mine => reply(
+        // Repeated by the owner, whose transaction has locked the row. With the lease over it may be another claim's.
+        "claimed" if mine && remaining > 0 => reply(
             last,
             SlotOutcome::Claim(ClaimReply::Claimed {
                 attempt,
                 fence: fence_of(column(row, "seen_fence")?),
             }),
         ),
+        "claimed" if mine => held(last),
         _ if last > latest => reply(asked, SlotOutcome::ClockWentBack),
         _ if last > asked || is_old => reply(asked, SlotOutcome::Missed),
         "completed" if last == asked => claim(ClaimReply::Completed {
@@ -382,11 +394,7 @@ fn claimed_slot(row: &Row, over: bool, looks: u32) -> Result<Look, Failure> {
             claim(ClaimReply::Orphan { attempt })
         }
         // The owner's transaction is completing it, or another claim was faster.
-        _ if looks < LOOKS => Ok(Look::Held),
-        _ => claim(ClaimReply::InProgress {
-            remaining: SOON,
-            attempt: attempt.max(1),
-        }),
+        _ => held(asked),
     }
 }
 

@@ -135,6 +135,27 @@ fn given_lease_moves_the_deadline_from_when_it_counts() {
     }
 }
 
+/// A fixed lease asks for its rest, of which an earlier beginning takes nothing.
+#[test]
+fn confirmation_by_a_lease_that_began_earlier_shortens_no_fixed_lease() {
+    // what the store says at 20 s, when 10 s are left: until when the grant is held then
+    for (given, until) in [
+        (GivenLease::new(LEASE), at(29_700)),
+        (GivenLease::new(LEASE).elapsed(s(8)), at(29_700)),
+        (GivenLease::new(s(60)).elapsed(s(25)), at(29_700)),
+    ] {
+        let grant = grant_of(1, Kind::Read, FIXED);
+        let mut table = table_of(std::slice::from_ref(&grant));
+        let reply = Reply {
+            number: 1,
+            lease: s(10),
+            result: Ok(Renewal::RenewedFor(given)),
+        };
+        table.replies(at(20_100), at(20_000), std::iter::once(reply), || 0.5);
+        assert_eq!(grant.judge(at(20_100)).1, until, "{given:?}");
+    }
+}
+
 #[test]
 fn session_that_was_extended_long_ago_is_not_asked_again_and_again() {
     let grant = grant(1);

@@ -23,6 +23,17 @@ fn hidden(check: &'static str, why: &str, grant: &str) -> Finding {
     )
 }
 
+/// Like [`hidden`], for what the user of a service does not get: settings have passwords, the slow log data of others.
+fn for_administrators(check: &'static str, why: &str, grant: &str) -> Finding {
+    Finding::unknown(
+        check,
+        format!("not visible: {why}"),
+        Some(format!(
+            "run the doctor as an administrator with {grant}; this also shows what a service must not see ({PERMISSIONS})"
+        )),
+    )
+}
+
 /// All checks of a server's facts, and what is left after a restart.
 pub(super) fn all(facts: &Facts, context: &Context) -> (Vec<Finding>, Durability) {
     let (persistence, durability) = persistence(facts);
@@ -128,7 +139,10 @@ fn persistence(facts: &Facts) -> (Finding, Durability) {
                 ),
                 Durability::LastSecond,
             ),
-            Err(why) => (hidden(CHECK, &why, "+config|get"), Durability::LastSecond),
+            Err(why) => (
+                for_administrators(CHECK, &why, "+config|get"),
+                Durability::LastSecond,
+            ),
         };
     }
     match facts.setting("save") {
@@ -231,6 +245,12 @@ fn writes(facts: &Facts) -> Finding {
                 remedy,
             ),
         };
+    }
+    if let (Some(_), Err(why)) = (
+        info.number("min_slaves_good_slaves"),
+        facts.setting("min-replicas-to-write"),
+    ) {
+        return for_administrators(CHECK, &why, "+config|get");
     }
     Finding::good(
         CHECK,
@@ -348,11 +368,8 @@ fn stalls(facts: &Facts, timeout: Duration) -> Finding {
     let events = records("latency-monitor-threshold", 0, EVENT);
     let commands = records("slowlog-log-slower-than", -1, COMMAND);
     if !unseen.is_empty() {
-        return hidden(
-            CHECK,
-            &unseen.join("; "),
-            "+info +latency|latest +slowlog|get +config|get",
-        );
+        let grant = "+info +latency|latest +slowlog|get +config|get";
+        return for_administrators(CHECK, &unseen.join("; "), grant);
     }
     if !commands {
         let why = "not visible: the server records no commands of 10 ms";
@@ -403,7 +420,7 @@ fn output_buffer(facts: &Facts) -> Finding {
     const CHECK: &str = "output-buffer";
     const LEAST: u64 = 1 << 20;
     match facts.setting("client-output-buffer-limit").map(pubsub_limits) {
-        Err(why) => hidden(CHECK, &why, "+config|get"),
+        Err(why) => for_administrators(CHECK, &why, "+config|get"),
         Ok(None) => hidden(
             CHECK,
             "the server tells it in words that are not known",
@@ -517,7 +534,7 @@ fn cluster(facts: &Facts) -> Finding {
             "cluster-require-full-coverage no",
         ),
         Ok(_) => Finding::good(CHECK, "a shard that is down does not stop the others"),
-        Err(why) => hidden(CHECK, &why, "+config|get"),
+        Err(why) => for_administrators(CHECK, &why, "+config|get"),
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, FromRedisValue, Value};
 use tokio::time::Instant;
 
+use super::super::hint::without_permissions;
 use super::super::node::Node;
 use crate::base::clock;
 use crate::store::StoreError;
@@ -33,6 +34,11 @@ pub(super) struct Patient<'a> {
     last: Option<Instant>,
 }
 
+/// The message without the hint on permissions: a finding has its own remedy.
+pub(super) fn why(error: &StoreError) -> &str {
+    without_permissions(&error.message)
+}
+
 /// `Err` says why it is not visible.
 pub(super) type Seen<T> = Result<T, String>;
 
@@ -57,7 +63,7 @@ impl<'a> Patient<'a> {
     pub(super) async fn see<T: FromRedisValue>(&mut self, words: &[&str]) -> Seen<T> {
         let mut cmd = redis::cmd(words[0]);
         cmd.arg(&words[1..]);
-        let value = self.ask(cmd).await.map_err(|error| error.message)?;
+        let value = self.ask(cmd).await.map_err(|error| why(&error).to_owned())?;
         redis::from_redis_value(value).map_err(|error| error.to_string())
     }
 }
@@ -192,7 +198,7 @@ pub(super) async fn read_clock(patient: &mut Patient<'_>) -> Seen<ClockReading> 
     patient.pace().await;
     ClockReading::of(async {
         let value = patient.node.plain(redis::cmd("TIME")).await;
-        let value = value.map_err(|error| error.message)?;
+        let value = value.map_err(|error| why(&error).to_owned())?;
         let (secs, micros): (i64, i64) = redis::from_redis_value(value).map_err(|error| error.to_string())?;
         Ok(secs * 1_000_000 + micros)
     })

@@ -122,9 +122,9 @@ fn failover(nodes: &[Node], all: &[Examined], in_cluster: bool) -> Failover {
             .collect::<Option<Vec<u64>>>();
         return match longest.and_then(|all| all.into_iter().max()) {
             Some(timeout) => Failover::Takes(Duration::from_millis(timeout) + ELECTION),
-            None => {
-                Failover::Unknown("the server does not tell cluster-node-timeout (+config|get)".to_owned())
-            }
+            None => Failover::Unknown(
+                "the server does not tell cluster-node-timeout (+config|get, for administrators)".to_owned(),
+            ),
         };
     }
     let Some((node, one)) = nodes.first().zip(all.first()) else {

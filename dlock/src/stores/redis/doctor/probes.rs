@@ -7,7 +7,7 @@ use redis::Value;
 use super::super::RedisStore;
 use super::super::hint::PERMISSIONS;
 use super::super::kinds::channel;
-use super::facts::{Patient, Seen};
+use super::facts::{Patient, Seen, why};
 use crate::base::chance;
 use crate::base::clock;
 use crate::store::doctor::{Finding, judged_times};
@@ -31,34 +31,38 @@ const RENEW: &str = "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end 
 const RELEASE: &str =
     "if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end return redis.call('DEL', KEYS[1])";
 const SHORT: &str = "redis.call('SET', KEYS[1], 1, 'PX', 60000) redis.call('PEXPIRE', KEYS[1], ARGV[1]) return redis.call('PTTL', KEYS[1])";
-/// Tries each command on a string, where most of them do nothing. Returns the names of those that the user may not use.
+/// Tries each command on a string, where most of them do nothing. Returns the names of those that the user may not use. If it
+/// may not write the string, no other is tried: it would make a key without a TTL.
 const PERMITTED: &str = "
-redis.call('SET', KEYS[1], 'x', 'PX', ARGV[1])
+local function is_refused(reply)
+  if type(reply) ~= 'table' or not reply.err then return false end
+  local text = string.lower(reply.err)
+  for _, part in ipairs({'noperm', 'permission', \"can't run\", 'acl failure'}) do
+    if string.find(text, part, 1, true) then return true end
+  end
+  return false
+end
+local begun = redis.pcall('SET', KEYS[1], 'x', 'PX', ARGV[1])
+if is_refused(begun) then return {'SET'} end
+if begun.err then return begun end
 local refused = {}
 for i = 2, #ARGV do
   local words = {}
   for word in string.gmatch(ARGV[i], '%S+') do
     words[#words + 1] = word == 'KEY' and KEYS[1] or word
   end
-  local reply = redis.pcall(unpack(words))
-  if type(reply) == 'table' and reply.err then
-    local text = string.lower(reply.err)
-    for _, part in ipairs({'noperm', 'permission', \"can't run\", 'acl failure'}) do
-      if string.find(text, part, 1, true) then
-        refused[#refused + 1] = words[1]
-        break
-      end
-    end
-  end
+  if is_refused(redis.pcall(unpack(words))) then refused[#refused + 1] = words[1] end
 end
-redis.pcall('PEXPIRE', KEYS[1], ARGV[1])
-redis.pcall('DEL', KEYS[1])
 return refused";
-/// The commands of docs/permissions.md, by kinds of locks: all kinds need the first group.
+/// A script that no server has.
+const NO_SCRIPT: &str = "0000000000000000000000000000000000000000";
+/// The commands of docs/permissions.md, by kinds of locks: all kinds need the first group. It is tried last, and ends with
+/// what gives the key its TTL and removes it.
 const COMMANDS: [(&str, &str); 6] = [
     (
         "locks",
-        "TIME;HLEN KEY;HGETALL KEY;HGET KEY f;HEXISTS KEY f;HSET KEY f 1;HDEL KEY f;GET KEY;PTTL KEY;PEXPIRE KEY 5000",
+        "TIME;HLEN KEY;HGETALL KEY;HGET KEY f;HEXISTS KEY f;HSET KEY f 1;HDEL KEY f;GET KEY;PTTL KEY;PEXPIRE KEY 5000;\
+         SET KEY x PX 5000;DEL KEY",
     ),
     (
         "read-write locks",
@@ -89,6 +93,18 @@ async fn is_subscribed(watch: &mut Watch) -> bool {
         }
     }
     false
+}
+
+/// Whether the server refused a command, and not its key or channel.
+fn is_of_a_command(why: &str) -> bool {
+    ["permissions to run", "can't run"]
+        .iter()
+        .any(|part| why.contains(part))
+}
+
+/// Whether the server refused a key or a channel.
+fn is_of_a_name(why: &str) -> bool {
+    why.contains("permissions to access")
 }
 
 /// The tests on one server.
@@ -126,8 +142,15 @@ impl<'s, 'p, 'n> Probe<'s, 'p, 'n> {
         let times = self.request_times().await;
         let [pubsub, wake_up] = self.messages().await;
         let key = self.key.clone();
-        let _: Seen<i64> = self.patient.see(&["DEL", &key]).await;
-        vec![times, wake_up, expiry, pubsub, permissions]
+        let removed: Seen<i64> = self.patient.see(&["DEL", &key]).await;
+        let mut findings = vec![times, wake_up, expiry, pubsub, permissions];
+        if let Err(why) = removed
+            && is_of_a_command(&why)
+        {
+            let why = format!("the key of the trials, {key}, could not be removed, and stays for 5 s: {why}");
+            findings.push(Finding::bad("scratch", why, format!("+del ({PERMISSIONS})")));
+        }
+        findings
     }
 
     async fn eval<T: redis::FromRedisValue>(&mut self, script: &str, args: &[&str]) -> Seen<T> {
@@ -138,14 +161,14 @@ impl<'s, 'p, 'n> Probe<'s, 'p, 'n> {
     }
 
     fn not_tried(&self, check: &'static str, why: &str) -> Finding {
-        Finding::unknown(
-            check,
-            format!("not visible: {why}"),
-            Some(format!(
+        let remedy = match is_of_a_command(why) {
+            true => format!("the commands that every lock needs ({PERMISSIONS})"),
+            false => format!(
                 "let the user of the doctor use {}dlock:doctor:* ({PERMISSIONS})",
                 self.store.prefix
-            )),
-        )
+            ),
+        };
+        Finding::unknown(check, format!("not visible: {why}"), Some(remedy))
     }
 
     /// How long an acquire, a renewal and a release take.
@@ -177,7 +200,7 @@ impl<'s, 'p, 'n> Probe<'s, 'p, 'n> {
                             "look at what is between here and the server: is it Redis?",
                         );
                     }
-                    Err(error) => return self.not_tried(CHECK, &error.message),
+                    Err(error) => return self.not_tried(CHECK, why(&error)),
                 }
             }
         }
@@ -217,44 +240,55 @@ impl<'s, 'p, 'n> Probe<'s, 'p, 'n> {
         const CHECKS: [&str; 2] = ["pubsub", "wake-up"];
         let grant = GrantId::new(chance::uuid(), 1);
         let channel = channel(Kind::Mutex, &self.key, grant);
+        let unheard = |bad: Finding| {
+            let timed = Finding::unknown(CHECKS[1], "no message was heard, so none was timed", None);
+            [bad, timed]
+        };
+        let publish_commands: &[&str] = match self.store.servers.has_slots() {
+            true => &["SPUBLISH", "PUBLISH"],
+            false => &["PUBLISH"],
+        };
+        let mut unpublished = None;
+        for publish in publish_commands {
+            let reply: Seen<i64> = self.patient.see(&[publish, &channel, "0"]).await;
+            unpublished = reply.err();
+            // That says nothing about the channels of locks.
+            if let Some(why) = unpublished.as_ref().filter(|why| is_of_a_name(why)) {
+                let (why, prefix) = (format!("not visible: {why}"), &self.store.prefix);
+                let remedy = format!(
+                    "let the user of the doctor use &redisson_lock__channel:{prefix}dlock:doctor:* ({PERMISSIONS})"
+                );
+                return CHECKS.map(|check| Finding::unknown(check, why.clone(), Some(remedy.clone())));
+            }
+            if unpublished.is_none() {
+                break;
+            }
+        }
+        let may_publish = format!("+publish (in a Cluster +spublish) for the user ({PERMISSIONS})");
+        if let Some(why) = unpublished {
+            let why = format!("no message can be published: {why}; each waiter polls then");
+            return unheard(Finding::bad(CHECKS[0], why, may_publish));
+        }
         let mut watch = self.store.servers.watch(&self.key, channel.clone());
         // Reports that the subscription is confirmed.
         if !is_subscribed(&mut watch).await {
-            let bad = Finding::bad(
+            return unheard(Finding::bad(
                 CHECKS[0],
                 "no subscription stands: each waiter polls four times a second",
-                format!(
-                    "+subscribe (in a Cluster +ssubscribe) and &redisson_lock__channel:* for the user ({PERMISSIONS})"
-                ),
-            );
-            return [
-                bad,
-                Finding::unknown(CHECKS[1], "no message was heard, so none was timed", None),
-            ];
+                format!("+subscribe (in a Cluster +ssubscribe) for the user ({PERMISSIONS})"),
+            ));
         }
         let mut took = Vec::new();
         let mut why = None;
-        for publish in ["SPUBLISH", "PUBLISH"] {
-            if publish == "SPUBLISH" && !self.store.servers.has_slots() {
-                continue;
-            }
+        for publish in publish_commands {
             why = self.times(&mut watch, publish, &channel, &mut took).await.err();
             if why.is_none() {
                 break;
             }
         }
         if let Some(why) = why {
-            let bad = Finding::bad(
-                CHECKS[0],
-                format!("a message that was published did not arrive: {why}; each waiter polls then"),
-                format!(
-                    "+publish (in a Cluster +spublish) and &redisson_lock__channel:* for the user ({PERMISSIONS})"
-                ),
-            );
-            return [
-                bad,
-                Finding::unknown(CHECKS[1], "no message was heard, so none was timed", None),
-            ];
+            let why = format!("a message that was published did not arrive: {why}; each waiter polls then");
+            return unheard(Finding::bad(CHECKS[0], why, may_publish));
         }
         took.sort_unstable();
         let middle = took[took.len() / 2];
@@ -296,7 +330,7 @@ impl<'s, 'p, 'n> Probe<'s, 'p, 'n> {
                     .node
                     .plain(cmd)
                     .await
-                    .map_err(|error| error.message)?;
+                    .map_err(|error| why(&error).to_owned())?;
                 // It may arrive before this.
                 std::future::pending::<Result<Value, String>>().await
             };
@@ -313,25 +347,27 @@ impl<'s, 'p, 'n> Probe<'s, 'p, 'n> {
     /// Whether the user has the permissions of docs/permissions.md.
     async fn permissions(&mut self) -> Finding {
         const CHECK: &str = "permissions";
-        let all: Vec<&str> = COMMANDS
-            .iter()
-            .flat_map(|(_, commands)| commands.split(';'))
-            .collect();
+        let all = COMMANDS.iter().rev();
         let mut args = vec![SCRATCH_MS];
-        args.extend(all);
+        args.extend(all.flat_map(|(_, commands)| commands.split(';')));
         let refused: Vec<String> = match self.eval(PERMITTED, &args).await {
             Ok(refused) => refused,
             Err(why) => return self.not_tried(CHECK, &why),
         };
+        let by_hash: Seen<Value> = self.patient.see(&["EVALSHA", NO_SCRIPT, "0"]).await;
+        let needs_by_hash = by_hash.is_err_and(|why| is_of_a_command(&why));
         let mut missing = Vec::new();
         for (kind, commands) in COMMANDS {
             let names = commands
                 .split(';')
                 .filter_map(|command| command.split(' ').next());
-            let of_kind: Vec<_> = names
+            let mut of_kind: Vec<_> = names
                 .filter(|name| refused.iter().any(|refused| refused == name))
                 .map(str::to_lowercase)
                 .collect();
+            if kind == "locks" && needs_by_hash {
+                of_kind.push("evalsha".to_owned());
+            }
             if !of_kind.is_empty() {
                 missing.push((kind, of_kind.join(" +")));
             }

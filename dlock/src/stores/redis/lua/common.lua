@@ -1,6 +1,7 @@
 -- What steps are made of.
 
 local function is_error(reply) return type(reply) == 'table' and reply.err end
+local function is_wrong_type(reply) return is_error(reply) and string.find(reply.err, 'WRONGTYPE', 1, true) end
 
 -- Runs a command; a failure ends the step.
 local function run(...)
@@ -44,9 +45,10 @@ local function released(heard) return heard < 0 and -1 or 1 + heard end
 -- may begin anew.
 local function move_fence(besides)
   local before = ask('GET', fence)
-  if is_error(before) then
+  if is_wrong_type(before) then
     error({ failed = 'the key of the fencing tokens, ' .. fence .. ', holds other data, to be removed: ' .. before.err })
   end
+  if is_error(before) then error({ failed = before.err }) end
   before = tonumber(before or 0)
   local known = before and before > LEAST and before < 9007199254740992 and before % 1 == 0
   local least = known and before + 1 or now

@@ -62,7 +62,7 @@ local function add_counter_steps(semaphores)
       else
         semaphores.set_free(semaphore, all_if_none)
       end
-      if by > 0 then semaphores.tell_free(semaphore) end
+      if by > 0 then semaphores.tell_total(semaphore) end
     end
   end
 

@@ -16,6 +16,7 @@ local function add_fenced_steps()
       run('SET', counter, digits(now))
       return now
     end
+    if is_error(last) and not is_wrong_type(last) then error({ failed = last.err }) end
     -- From 2^53 on Lua does not count any more.
     if is_error(last) or not string.find(last, '^%d+$') or tonumber(last) >= 9007199254740991 then
       error({ failed = counter .. " holds no fencing token, or the last of all: remove this key, and they begin with the "

@@ -8,7 +8,8 @@
 -- Data, as Redisson 4.7 has them for RPermitExpirableSemaphore and, without the second, for RSemaphore:
 --   STRING name             how many permits are free; below zero while more are held than there are
 --   ZSET   {name}:timeout   permit id (16 raw bytes) -> until when it is held, epoch ms; 922337203685477 for ever
--- The channel redisson_sc:{name} gets the number of free permits whenever that grew and is above zero.
+-- The channel redisson_sc:{name} gets the number of free permits whenever that grew and is above zero, and 0 where a greater
+-- total leaves none free.
 -- In addition, dlock has:
 --   HASH   {name}:dlock:queue     the waiters, while one waits for several permits: waiter -> "SINCE-µs AMOUNT UNTIL-ms"
 --   STRING {name}:dlock:GRANT     "AMOUNT SINCE-µs": how many permits without a known holder a grant took, and when, for as
@@ -45,6 +46,13 @@ local function add_permit_steps()
     if not semaphore.free then return tell(semaphore.channel, '1') end
     if semaphore.free <= 0 then return 0 end
     return tell(semaphore.channel, semaphore.free)
+  end
+
+  -- Notifies waiters of a greater total: one that wants more permits than there were takes a queue position now, though none is
+  -- free. Redisson wakes as many waiters as the message says.
+  local function tell_total(semaphore)
+    if semaphore.free > 0 then return tell_free(semaphore) end
+    return tell(semaphore.channel, '0')
   end
 
   -- A write that changes nothing: after it, a full server accepts releases and renewals, see shorten.
@@ -483,7 +491,7 @@ local function add_permit_steps()
   end)
 
   return {
-    found = found, held = held, are_of_another = are_of_another, change = change, tell_free = tell_free, set_free = set_free,
-    remember_deletion = remember_deletion,
+    found = found, held = held, are_of_another = are_of_another, change = change, tell_total = tell_total,
+    set_free = set_free, remember_deletion = remember_deletion,
   }
 end

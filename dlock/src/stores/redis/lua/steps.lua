@@ -3,8 +3,6 @@
 -- Lua prints large numbers as 1.79e+15.
 local function digits(number) return string.format('%.0f', number) end
 
-local function is_wrong_type(reply) return is_error(reply) and string.find(reply.err, 'WRONGTYPE', 1, true) end
-
 -- What stands in the way there, as far as this user may know.
 local function type_of(key)
   local found = ask('TYPE', key)

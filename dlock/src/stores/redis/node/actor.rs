@@ -5,7 +5,7 @@ use std::future::{Future, poll_fn};
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -133,6 +133,8 @@ pub(super) struct Actor {
     pub(super) answers: Answers,
     /// The state of acknowledgements by replicas, if configured.
     pub(super) replicas: Option<Replicas>,
+    /// How many processes of the server were met, see [`Node::processes`](super::Node::processes).
+    processes: Arc<AtomicU64>,
     /// The run id of the connected server process; empty if not permitted to ask.
     pub(super) run_id: String,
     /// That of the last one that was a master.
@@ -152,12 +154,17 @@ pub(super) struct Actor {
     alarm: Alarm,
     /// The buffer for commands.
     room: Vec<u8>,
-    /// The last trouble with the connection.
+    /// The trouble that ended the last connection, until there is another one.
     pub(super) trouble: String,
 }
 
 impl Actor {
-    pub(super) fn new(connector: Connector, requests: Inbox<Request, Used>, part: Part) -> Actor {
+    pub(super) fn new(
+        connector: Connector,
+        requests: Inbox<Request, Used>,
+        part: Part,
+        processes: Arc<AtomicU64>,
+    ) -> Actor {
         Actor {
             address: None,
             requests,
@@ -176,6 +183,7 @@ impl Actor {
             script_is_next: false,
             answers: Answers::new(false),
             replicas: connector.access.replicas.map(Replicas::new),
+            processes,
             run_id: String::new(),
             master_run_id: String::new(),
             token_draws: TokenDraws::default(),
@@ -258,9 +266,13 @@ impl Actor {
             .server_says(connected.server_time, connected.asked_at);
         self.token_draws.begin();
         self.script_is_next = false;
+        self.trouble.clear();
         let before = std::mem::replace(&mut self.run_id, connected.run_id.clone());
         // A server that was demoted may be its own successor: it had only to load its data.
         let is_known = !before.is_empty() && !self.run_id.is_empty();
+        if !is_known || before != self.run_id {
+            self.processes.fetch_add(1, Ordering::Relaxed);
+        }
         let is_another = match is_known {
             true => before != self.run_id,
             false => self.was_demoted,

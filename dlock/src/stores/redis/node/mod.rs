@@ -291,6 +291,8 @@ pub(super) struct Node {
     pub(super) min_replicas: Option<u32>,
     /// The server has no slots any more.
     is_retired: Arc<AtomicBool>,
+    /// How many processes of the server were met.
+    processes: Arc<AtomicU64>,
 }
 
 /// The identity and the settings of a node.
@@ -326,7 +328,8 @@ impl Node {
         };
         let (endpoint, lane) = (connector.endpoint.clone(), part.lane);
         let min_replicas = connector.access.replicas.map(|replicas| replicas.count);
-        let actor = Actor::new(connector, requests, part);
+        let processes = Arc::<AtomicU64>::default();
+        let actor = Actor::new(connector, requests, part, processes.clone());
         runtime.spawn(actor.run(connected));
         Node {
             queue,
@@ -336,7 +339,14 @@ impl Node {
             lane,
             min_replicas,
             is_retired: Arc::default(),
+            processes,
         }
+    }
+
+    /// How many processes of the server were met so far. The one that a connection is to, where that cannot tell, counts as
+    /// another.
+    pub(super) fn processes(&self) -> u64 {
+        self.processes.load(Ordering::Relaxed)
     }
 
     /// Queues a step now.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use dlock::store::ReleaseReply;
+use dlock::store::queue::Moment;
 use tokio::time::Instant;
 use tokio_postgres::Row;
 
@@ -12,19 +13,21 @@ use crate::failure::Failure;
 use crate::locks::job::{Answer, Job, Step};
 use crate::locks::statements::{column, in_order, list, one, positions};
 use crate::locks::table::{Sql, bucket};
+use crate::micros::micros;
 
 impl Performing<'_> {
     pub(super) async fn release(&self, sql: Sql, jobs: Vec<Job>) -> Broken {
         let (mut keys, mut holders, mut keeps, mut buckets) = (vec![], vec![], vec![], vec![]);
+        let now = Moment::now();
         for job in &jobs {
-            if let Step::Release(key, grant, keep)
-            | Step::Leave(key, grant, keep)
-            | Step::FairRelease(key, grant, keep)
-            | Step::PermitRelease(key, grant, keep) = &job.step
+            if let Step::Release(key, grant, keep_until)
+            | Step::Leave(key, grant, keep_until)
+            | Step::FairRelease(key, grant, keep_until)
+            | Step::PermitRelease(key, grant, keep_until) = &job.step
             {
                 keys.push(&**key);
                 holders.push(grant.to_string());
-                keeps.push(*keep);
+                keeps.push(keep_until.map_or(0, |until| micros(until.since(now))));
                 buckets.push(bucket(key));
             }
         }

@@ -750,6 +750,7 @@ DECLARE
   counts bool;
   all_rows int8;
   open_rows int8;
+  back int8;
 BEGIN
   locked := false; loud := false;
   now := (extract(epoch FROM seen) * 1000000)::int8;
@@ -765,8 +766,20 @@ BEGIN
     IF FOUND AND lock.taken AND lock.kind <> as_kind THEN
       held_as := lock.kind;
     ELSIF FOUND AND lock.taken THEN
-      number := lock.number + lock.back;
-      in_use := lock.held - lock.back;
+      back := lock.back;
+      IF back > 0 AND EXISTS (
+        SELECT FROM pg_locks k WHERE k.locktype = 'advisory' AND k.objsubid = 2 AND k.classid::int8 = {pinned_oid}
+           AND k.objid::int8 = (hashtext(lock_key)::int8 & 4294967295)
+           AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      ) THEN
+        -- Permits that a transaction holds by hold_in are not back. No row is locked without such a transaction: a concurrent
+        -- acquire, or another look, takes the locked ones for held.
+        SELECT coalesce(sum(o.amount), 0)::int8 INTO back
+          FROM (SELECT p.amount FROM {permits} p WHERE p.key = lock_key AND p.owned AND p.until <= seen
+                   FOR UPDATE OF p SKIP LOCKED) o;
+      END IF;
+      number := lock.number + back;
+      in_use := lock.held - back;
     END IF;
     reply := CASE step WHEN 'permits' THEN 'permits' ELSE 'number' END;
     IF step = 'count' THEN
