@@ -183,8 +183,8 @@ impl Diagnosis {
                 (None, format!("connections are not visible: {}", clean(&message)))
             }
             connections => {
-                let hidden = "the store does not tell which connections are its (on Redis and Valkey its user needs \
-                              +client|setname for that)";
+                let hidden = "the store does not tell which connections are its (on Redis and Valkey: some have no name, since \
+                              their user may not give them one, +client|setname)";
                 (connections?, hidden.to_owned())
             }
         };

@@ -310,7 +310,7 @@ fn not_run(answer: Answer, plan: &Plan, say: Say) -> End {
             format!("was run before: {}", clean(&error.to_string())),
         ),
         Err(error @ (OnceError::Failed { .. } | OnceError::Orphaned { .. })) => (GIVEN_UP, error.to_string()),
-        Err(error @ OnceError::Lost { .. }) => (LOST, error.to_string()),
+        Err(error @ OnceError::Lost { started: true, .. }) => (LOST, error.to_string()),
         Err(error) => (NOT_ACQUIRED, error.to_string()),
         Ok(Reply::Ran | Reply::Unrecorded(_) | Reply::Other) => (
             NOT_ACQUIRED,

@@ -1,6 +1,7 @@
 //! Work that is done once on a store that answers late, refuses, or leaves a claim to a transaction of the work, by a
 //! paused clock.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -39,9 +40,20 @@ enum Extension {
     Silent,
 }
 
+/// What becomes of a claim.
+#[derive(Clone, Copy)]
+enum Claimed {
+    /// It is carried out, and its reply is lost.
+    Unanswered,
+    /// A transaction has the record, of whatever attempt.
+    Held,
+}
+
 /// Records in memory with faults.
 struct Faulty {
     inner: Records,
+    /// What becomes of the next claims; those after them are carried out and answered.
+    next_claims: Mutex<VecDeque<Claimed>>,
     claims_answered_after: Mutex<Duration>,
     extension: Mutex<Extension>,
     /// Results that are longer are refused for good.
@@ -56,6 +68,7 @@ impl Faulty {
     fn new(room: usize, marks_unanswered: u32) -> (Arc<Faulty>, Records) {
         let faulty = Arc::new(Faulty {
             inner: LockClient::memory().records().unwrap(),
+            next_claims: Mutex::default(),
             claims_answered_after: Mutex::default(),
             extension: Mutex::new(Extension::Done),
             room,
@@ -70,7 +83,17 @@ struct Shared(Arc<Faulty>);
 
 impl RecordStore for Shared {
     async fn claim(self: Arc<Self>, request: ClaimRequest) -> Result<ClaimReply, StoreError> {
+        let next = self.0.next_claims.lock().pop_front();
+        if let Some(Claimed::Held) = next {
+            return Ok(ClaimReply::InProgress {
+                attempt: 1,
+                remaining: SEC,
+            });
+        }
         let reply = self.0.inner.claim(request).await;
+        if let Some(Claimed::Unanswered) = next {
+            return Err(StoreError::unknown("no answer"));
+        }
         let late = *self.0.claims_answered_after.lock();
         sleep(late).await;
         if let Some(what) = self.0.on_claim.lock().take() {
@@ -200,6 +223,23 @@ fn work_whose_claim_is_over_when_its_reply_comes_is_not_begun_and_does_not_count
             "{reply:?}"
         );
         *store.claims_answered_after.lock() = Duration::ZERO;
+        let reply: Reply<u32> = work.run(async |claim: OnceClaim| Ok(claim.attempt())).await;
+        assert!(matches!(reply, Ok(OnceReply::Ran(1))), "{reply:?}");
+    });
+}
+
+#[test]
+fn claim_of_unknown_outcome_is_given_back_where_an_attempt_in_progress_may_be_its_own() {
+    paused(async {
+        let (store, records) = Faulty::new(1 << 20, 0);
+        let work = records.once("w").lease(LEASE).on_orphan(OnOrphan::Leave);
+        store
+            .next_claims
+            .lock()
+            .extend([Claimed::Unanswered, Claimed::Held]);
+        let reply: Reply<u32> = work.run(async |_| panic!("it began")).await;
+        assert!(matches!(reply, Ok(OnceReply::Elsewhere { .. })), "{reply:?}");
+        sleep(SEC).await;
         let reply: Reply<u32> = work.run(async |claim: OnceClaim| Ok(claim.attempt())).await;
         assert!(matches!(reply, Ok(OnceReply::Ran(1))), "{reply:?}");
     });

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use dlock::Error;
 use dlock::record::{ClaimReply, ClaimToken, OwnerReply, RecordKey, Records};
 use dlock::store::Reason;
+use dlock::{Error, LockKey};
 use dlock_tests::faults::{PATIENCE, hasty_builder, patient, setting};
 use dlock_tests::permissions::give;
 use dlock_tests::records::{a_record_that_cannot_be_read, ask, ask_for, claimed, fresh_key, leaving};
@@ -244,17 +244,21 @@ async fn locks_and_records_of_one_name_do_not_mix() {
     let store = Store::server().await;
     let client = store.client().await;
     let (records, held, claimed_key) = (client.records().unwrap(), fresh_key(), fresh_key());
-    let guard = client.lock(name(&held)).acquire().await.unwrap();
+    let guard = client.lock(LockKey::raw(name(&held))).acquire().await.unwrap();
     a_record_that_cannot_be_read(&records, &held, &ClaimToken::new()).await;
     assert!(guard.is_held());
     guard.release().await.unwrap();
     claimed(&records, ask(&held), 1).await;
 
     claimed(&records, ask(&claimed_key), 1).await;
-    let error = client.lock(name(&claimed_key)).try_acquire().await.unwrap_err();
+    let error = client
+        .lock(LockKey::raw(name(&claimed_key)))
+        .try_acquire()
+        .await
+        .unwrap_err();
     assert!(matches!(error, Error::KeyTaken { .. }), "{error}");
     assert!(matches!(
-        client.force_release(name(&claimed_key)).await,
+        client.force_release(LockKey::raw(name(&claimed_key))).await,
         Err(Error::KeyTaken { .. })
     ));
     let reply = records.claim(ask(&claimed_key)).await.unwrap();

@@ -253,14 +253,18 @@ fn field<'l>(line: &'l str, name: &str) -> Option<&'l str> {
 }
 
 /// What a client of dlock sends whose user may not name its connections, by the words of all versions of the server.
-const SENT: [&str; 10] = [
+const SENT: [&str; 14] = [
     "evalsha",
     "eval",
+    "script",
     "script|load",
     "exec",
     "hdel",
     "publish",
     "restore",
+    "wait",
+    "info",
+    "role",
     "ping",
     "client",
     "client|setname",
@@ -269,7 +273,8 @@ const SENT: [&str; 10] = [
 /// Whether this line may be of such a client.
 fn is_unnamed(line: &str) -> bool {
     let last = field(line, "cmd").unwrap_or_default();
-    field(line, "name") == Some("") && SENT.contains(&last)
+    let library = field(line, "lib-name").unwrap_or_default();
+    field(line, "name") == Some("") && ["", "redis-rs"].contains(&library) && SENT.contains(&last)
 }
 
 /// Parses the connection from a line of `CLIENT LIST`, if its name has this suffix.
@@ -324,6 +329,18 @@ mod tests {
             (
                 "id=7 addr=10.0.3.7:41234 name= age=60 idle=3 flags=N cmd=client|setname user=svc",
                 true,
+            ),
+            (
+                "id=7 addr=10.0.3.7:41234 name= age=60 idle=3 flags=N cmd=publish user=svc lib-name=redis-rs lib-ver=",
+                true,
+            ),
+            (
+                "id=7 addr=10.0.3.7:41234 name= age=60 idle=3 flags=N cmd=ping user=svc lib-name= lib-ver=",
+                true,
+            ),
+            (
+                "id=7 addr=10.0.3.7:41234 name= age=60 idle=3 flags=N cmd=ping user=web lib-name=jedis lib-ver=5",
+                false,
             ),
             (
                 "id=7 addr=10.0.3.7:41234 name= age=60 idle=3 flags=N cmd=get user=web",
