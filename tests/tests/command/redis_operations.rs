@@ -239,14 +239,7 @@ async fn holder_that_may_not_name_its_connection_is_not_called_killed() {
     };
     is_unknown().await;
     // Its last commands are others now.
-    client
-        .lock("shop:other")
-        .acquire()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
+    client.lock("shop:other").run(async |_| ()).await.unwrap();
     is_unknown().await;
     guard.release().await.unwrap();
     client.shutdown(PATIENCE).await;
