@@ -94,7 +94,7 @@ impl Wanted {
         }
     }
 
-    /// All of a key, which nobody else may have meanwhile.
+    /// All of a key: one holder at a time.
     pub(crate) fn whole(client: &LockClient, key: usize) -> Wanted {
         let share = match Sort::of(client.capabilities(), key) {
             Sort::Total | Sort::Limit => Share::Permits {

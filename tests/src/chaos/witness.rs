@@ -37,7 +37,7 @@ fn faults(history: &History) -> Vec<(usize, bool)> {
             events.push((to, What::Over { slot, key, holds }));
         }
     };
-    // Who shares a key does not wait for those that have it, as a rule.
+    // A task that shares a key mostly waits for no other holder.
     for hold in history.holds.iter().filter(|hold| hold.share == Share::All) {
         let (slot, key) = (hold.id.life.slot, hold.key);
         let over = hold.over.unwrap_or(history.end);

@@ -429,7 +429,7 @@ impl http_body::Body for PanicsOnce {
     }
 }
 
-/// Nobody else would take the claim over.
+/// No other request would take the claim over.
 #[tokio::test(start_paused = true)]
 async fn key_is_free_again_where_the_body_of_the_request_cannot_be_built() {
     let layer = layer().on_orphan(OnOrphan::Leave);

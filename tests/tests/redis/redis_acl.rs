@@ -464,7 +464,7 @@ async fn fenced_locks_need_what_the_documentation_lists_and_no_less() {
     no_less_than("Fenced locks", everything_fenced, has_no_lock).await;
 }
 
-/// An operator who removes the key as the text says would lose the tokens.
+/// The text says to remove the key: an operator would lose the tokens by that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn missing_permission_is_not_taken_for_a_broken_fencing_token() {
     let refused = async |store: &Store, names: &[&str], fenced: bool| {

@@ -108,7 +108,7 @@ impl Slots {
     /// # Cancel safety
     ///
     /// Dropped while it sleeps or asks for the slot, it has done nothing, and the next call is for the same slot, or for a
-    /// later one that has begun by then. A claim that was granted meanwhile is given back; until the store has that, which
+    /// later one that has begun by then. A claim that was granted meanwhile is released; until the release has arrived, which
     /// takes longer after a connection has broken, callers are told that the slot is done elsewhere. After that, as
     /// [`Once::run`](super::Once::run).
     pub async fn next<T, E, W, Fut>(&mut self, work: W) -> Result<SlotReply<T>, OnceError<E>>

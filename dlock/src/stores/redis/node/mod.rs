@@ -343,8 +343,7 @@ impl Node {
         }
     }
 
-    /// How many processes of the server were met so far. The one that a connection is to, where that cannot tell, counts as
-    /// another.
+    /// How many processes of the server were met so far. A connection that cannot tell its process counts as one to another.
     pub(super) fn processes(&self) -> u64 {
         self.processes.load(Ordering::Relaxed)
     }
