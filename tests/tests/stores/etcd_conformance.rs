@@ -9,11 +9,18 @@ use dlock_tests::etcd::{Call, Etcd, EtcdProxy, Grpc, builder_at, fresh_namespace
 use dlock_tests::faults::answered;
 
 use crate::backend::{Backend, Plain, keeps_contract_behind_a_network, keeps_contract_over_restarts};
+use crate::etcd_support::keys_of_permits;
 use crate::scenes::Forces;
 
 pub(super) struct Namespace {
     server: Arc<Etcd>,
     name: String,
+}
+
+impl Namespace {
+    pub(super) async fn keys(&self, letter: char) -> usize {
+        keys_of_permits(&self.server, &self.name, letter).await
+    }
 }
 
 impl Backend for Namespace {

@@ -2,24 +2,24 @@
 //! and servers restart.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use dlock::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
+use dlock::store::counter::{CounterReply, CounterStep};
 use dlock::store::{AcquireRequest, GrantId, Kind, Outcome, ReleaseReply, ReleaseRequest, Renewal, Store};
-use dlock::{Error, LockClient, MAX_AT_ONCE, Permit};
+use dlock::{Error, LockClient, MAX_AT_ONCE};
 use dlock_etcd::TransactionError;
 use dlock_tests::etcd::{Call, Etcd};
+use dlock_tests::eventually;
 use dlock_tests::faults::{PATIENCE, answered, are_few, some_at_a_time, within};
-use dlock_tests::{Direction, eventually};
 use futures_util::future::join_all;
-use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
+use crate::etcd_conformance::Namespace;
 use crate::etcd_support::{
-    LEASE, MS, SEC, Setting, acquires, ask, client, connected, granted, renewal, setting, setting_on,
+    LEASE, SEC, Setting, acquires, ask, client, connected, granted, keys_of_permits, renewal, setting,
 };
 use crate::losses::{LOSSES, Loss};
+use crate::scenes::{Permits, count, in_scenes, permits_are_shared, served, waits};
 
 type Matches = fn(&Call) -> bool;
 
@@ -33,12 +33,6 @@ fn looks(call: &Call) -> bool {
     call.is("Txn") && call.has("\0y")
 }
 
-/// The transaction of an operation on a number.
-fn counts(call: &Call) -> bool {
-    let replies = ["done ", "permits ", "number "];
-    call.is("Txn") && replies.iter().any(|reply| call.has(reply))
-}
-
 fn request(kind: Kind, number: u64, amount: u32) -> AcquireRequest {
     let mut request = AcquireRequest::new(kind, "k".into(), ask("k", number, LEASE).grant, LEASE);
     (request.permits, request.amount) = (Some(2), amount);
@@ -50,14 +44,8 @@ fn gives_up(kind: Kind, grant: GrantId) -> ReleaseRequest {
 }
 
 impl Setting {
-    /// How many keys of the semaphore begin with this letter.
     async fn keys(&self, letter: char) -> usize {
-        let keys = self.held().await;
-        let is = |(key, _): &&(String, String)| {
-            key.split_once('\0')
-                .is_some_and(|(_, key)| key.starts_with(letter))
-        };
-        keys.iter().filter(is).count()
+        keys_of_permits(&self.server, &self.namespace, letter).await
     }
 
     async fn has_positions(&self, count: usize) {
@@ -76,63 +64,49 @@ impl Setting {
         client(&self.patient_beside().await).await
     }
 
-    async fn count(&self, step: CounterStep) -> CounterReply {
-        let id = GrantId::from_parts(fastrand::u128(..), 1);
-        let request = CounterRequest::new("k".into(), id, step);
-        Counters::count(self.patient.clone(), request).await.unwrap()
+    async fn permits(&self) -> CounterReply {
+        count(&self.patient, CounterStep::Permits).await
     }
 }
 
-fn waits(client: &LockClient, amount: u32) -> JoinHandle<Permit> {
-    let semaphore = client.semaphore("k").lease(LEASE);
-    tokio::spawn(async move { semaphore.acquire_many(amount).await.expect("it is served") })
+impl Permits for Namespace {
+    fn counts(call: &Call) -> bool {
+        let replies = ["done ", "permits ", "number "];
+        call.is("Txn") && replies.iter().any(|reply| call.has(reply))
+    }
+
+    fn takes_unowned(call: &Call) -> bool {
+        call.has("taken ")
+    }
+
+    async fn positions(&self) -> usize {
+        self.keys('x').await
+    }
+
+    async fn owned(&self) -> usize {
+        self.keys('P').await
+    }
 }
 
-async fn served(waiting: JoinHandle<Permit>) -> Permit {
-    within(PATIENCE, "the waiter", waiting)
-        .await
-        .expect("it is served")
+in_scenes! { Namespace:
+    fn waiter_for_several_permits_is_not_passed_over_and_one_for_more_than_there_are_blocks_no_other() = waiter_for_several_permits_is_not_passed_over(Etcd::shared());
+    fn greater_total_is_told_and_a_smaller_one_takes_nothing_from_holders() = greater_total_is_told_and_a_smaller_one_takes_nothing(Etcd::shared());
+    fn permits_of_a_process_that_is_cut_off_come_back_with_their_lease_and_it_is_told_before() = permits_of_a_process_that_is_cut_off_come_back(Etcd::shared());
+    fn each_step_of_a_number_whose_request_or_reply_is_lost_is_carried_out_once() = steps_of_a_number_whose_request_or_reply_is_lost_are_carried_out_once(Etcd::shared());
+    fn waiter_for_permits_that_gives_up_at_any_moment_leaves_nothing_and_delays_no_other() = waiter_for_permits_gives_up_at_any_moment(Etcd::shared());
+    fn permits_their_total_and_a_latch_are_kept_when_the_server_restarts() = permits_their_total_and_a_latch_outlive_a_restart(Etcd::start());
+    fn holders_of_permits_are_shown_and_forced_out_and_the_total_stays() = holders_of_permits_are_shown_and_forced_out(Etcd::shared());
+    fn waiters_of_all_processes_go_on_when_a_latch_is_counted_down() = waiters_of_all_processes_go_on_when_a_latch_is_counted_down(Etcd::shared());
 }
 
 async fn processes_share_permits(with_limit: bool) {
-    const TOTAL: i64 = 5;
     let setting = setting().await;
-    let held = Arc::new(AtomicI64::new(0));
-    let mut tasks = Vec::new();
-    for task in 0..12_u32 {
-        let semaphore = setting.neighbor().await.semaphore("k").lease(LEASE);
-        let semaphore = match with_limit {
-            true => semaphore.limit(TOTAL as u32),
-            false => semaphore.permits(TOTAL as u32),
-        };
-        let held = held.clone();
-        tasks.push(tokio::spawn(async move {
-            for round in 0..12 {
-                let amount = 1 + (task + round) % 3;
-                let patience = if fastrand::u32(0..3) == 0 {
-                    fastrand::u32(0..20) * MS
-                } else {
-                    PATIENCE
-                };
-                let Ok(permit) = timeout(patience, semaphore.acquire_many(amount)).await else {
-                    continue;
-                };
-                let permit = permit.unwrap();
-                let now = held.fetch_add(amount.into(), Ordering::SeqCst) + i64::from(amount);
-                assert!(now <= TOTAL, "{now} are held");
-                sleep(fastrand::u32(0..4) * MS).await;
-                held.fetch_sub(amount.into(), Ordering::SeqCst);
-                permit.release().await.unwrap();
-            }
-        }));
-    }
-    for task in tasks {
-        within(2 * PATIENCE, "the task", task).await.unwrap();
-    }
+    let clients = join_all((0..12).map(async |_| setting.neighbor().await)).await;
+    permits_are_shared(&clients, with_limit).await;
     setting.no_permit_is_left().await;
-    let free = (!with_limit).then_some(TOTAL);
+    let free = (!with_limit).then_some(5);
     let expected = CounterReply::Permits { free, held: 0 };
-    assert_eq!(setting.count(CounterStep::Permits).await, expected);
+    assert_eq!(setting.permits().await, expected);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -145,89 +119,15 @@ async fn processes_never_hold_more_permits_than_their_limit() {
     processes_share_permits(true).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiter_for_several_permits_is_not_passed_over_and_one_for_more_than_there_are_blocks_no_other() {
-    let setting = setting().await;
-    let (a, b, c) = (
-        setting.neighbor().await,
-        setting.neighbor().await,
-        setting.neighbor().await,
-    );
-    let semaphore = a.semaphore("k").lease(LEASE);
-    assert!(semaphore.try_set_permits(2).await.unwrap());
-    let one = semaphore.acquire().await.unwrap();
-    let impossible = waits(&c, 3);
-    let two = waits(&b, 2);
-    setting.has_positions(1).await;
-    assert!(semaphore.try_acquire().await.unwrap_err().is_busy());
-    one.release().await.unwrap();
-    let two = served(two).await;
-    assert!(semaphore.try_acquire().await.unwrap_err().is_busy());
-    two.release().await.unwrap();
-    let one = semaphore.try_acquire().await.unwrap();
-    assert!(!impossible.is_finished());
-    assert_eq!(semaphore.add_permits(2).await.unwrap().total, 4);
-    served(impossible).await.release().await.unwrap();
-    one.release().await.unwrap();
-    setting.no_permit_is_left().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn greater_total_is_told_and_a_smaller_one_takes_nothing_from_holders() {
+/// As another program may write it, or a person.
+#[tokio::test]
+async fn holder_of_more_permits_than_there_can_be_is_shown_as_the_most_there_can_be() {
     let setting = setting().await;
     let client = client(&setting.patient).await;
-    let semaphore = client.semaphore("k").lease(LEASE);
-    let beside = setting.patient_beside().await;
-    let mut watch = beside
-        .clone()
-        .watch(Kind::Permit, &"k".into(), ask("k", 1, LEASE).grant);
-    within(PATIENCE, "it is listened to", watch.changed()).await;
-    for change in [
-        CounterStep::SetPermits {
-            total: 1,
-            only_unset: true,
-        },
-        CounterStep::AddPermits {
-            by: 1,
-            unowned: false,
-        },
-    ] {
-        while timeout(SEC, watch.changed()).await.is_ok() {}
-        setting.count(change).await;
-        within(PATIENCE, "it is told", watch.changed()).await;
-    }
-    let two = semaphore.acquire_many(2).await.unwrap();
-    assert!(semaphore.set_permits(0).await.unwrap());
-    two.ensure(SEC).await.unwrap();
-    assert_eq!(semaphore.available().await.unwrap(), -2);
-    let error = semaphore.clone().wait(SEC).acquire().await.unwrap_err();
-    assert!(error.is_busy(), "{error}");
-    two.release().await.unwrap();
-    assert_eq!(semaphore.available().await.unwrap(), 0);
-    assert_eq!(semaphore.add_permits(3).await.unwrap().available, 3);
-    let one = semaphore.acquire().await.unwrap();
-    assert_eq!(setting.count(CounterStep::Drain).await, CounterReply::Number(2));
-    assert!(semaphore.try_acquire().await.unwrap_err().is_busy());
-    assert!(semaphore.delete().await.unwrap());
-    assert!(one.release().await.unwrap_err().is_lost());
-    assert_eq!(setting.held().await, []);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn permits_of_a_process_that_is_cut_off_come_back_with_their_lease_and_it_is_told_before() {
-    let setting = setting().await;
-    let (away, near) = (client(&setting.hasty).await, setting.neighbor().await);
-    let semaphore = away.semaphore("k").permits(2).lease(3 * SEC);
-    let two = semaphore.acquire_many(2).await.unwrap();
-    let next = waits(&near, 2);
-    setting.has_positions(1).await;
-    setting.proxy.block(Direction::Both);
-    let next = served(next).await;
-    assert!(!two.is_held(), "two clients have them");
-    next.release().await.unwrap();
-    setting.proxy.unblock(Direction::Both);
-    assert!(two.release().await.unwrap_err().is_lost());
-    setting.no_permit_is_left().await;
+    let foreign = format!("{}q/foreign\0P0.0.1000000", setting.namespace);
+    assert!(setting.server.put(&foreign, b"x held 1000").await);
+    assert_eq!(client.holders("foreign").await.unwrap().len(), MAX_AT_ONCE);
+    assert_eq!(client.list("foreign").await.unwrap().len(), MAX_AT_ONCE);
 }
 
 #[tokio::test]
@@ -284,38 +184,6 @@ async fn lost_requests_and_replies_of_permits_leave_nothing_wrong() {
 }
 
 #[tokio::test]
-async fn each_step_of_a_number_whose_request_or_reply_is_lost_is_carried_out_once() {
-    for loss in LOSSES {
-        let setting = setting().await;
-        let (here, there) = (client(&setting.hasty).await, client(&setting.patient).await);
-        let (semaphore, latch) = (here.semaphore("k"), here.latch("l"));
-        let lost = || loss.of(&setting.proxy, counts);
-        let mut faults = vec![lost()];
-        assert!(semaphore.try_set_permits(4).await.unwrap(), "{loss:?}");
-        faults.push(lost());
-        assert_eq!(semaphore.add_permits(3).await.unwrap().total, 7, "{loss:?}");
-        faults.push(lost());
-        assert_eq!(semaphore.remove_permits(2).await.unwrap().total, 5, "{loss:?}");
-        faults.push(lost());
-        assert!(latch.try_set_count(2).await.unwrap(), "{loss:?}");
-        for left in [1, 0] {
-            faults.push(lost());
-            assert_eq!(latch.count_down().await.unwrap(), left, "{loss:?}");
-        }
-        let few = latch.count_down().await.unwrap_err();
-        assert!(matches!(few, Error::LatchOpen { .. }), "{few}");
-        let unowned = here.unowned_semaphore("k");
-        faults.push(loss.of(&setting.proxy, |call| call.has("taken ")));
-        unowned.acquire_many(2).await.unwrap();
-        faults.push(lost());
-        unowned.release().await.unwrap();
-        assert!(faults.iter().all(|fault| fault.fired()), "{loss:?}: {faults:?}");
-        assert_eq!(there.semaphore("k").available().await.unwrap(), 4, "{loss:?}");
-        assert_eq!(there.latch("l").count().await.unwrap(), 0);
-    }
-}
-
-#[tokio::test]
 async fn late_copies_of_requests_that_were_undone_take_nothing() {
     let setting = setting().await;
     // With its session made before.
@@ -343,7 +211,7 @@ async fn late_copies_of_requests_that_were_undone_take_nothing() {
             free: Some(1),
             held: 1,
         };
-        assert_eq!(setting.count(CounterStep::Permits).await, expected, "{kind}");
+        assert_eq!(setting.permits().await, expected, "{kind}");
     }
     let mut waits = request(Kind::Permit, 30, 2);
     let waiter = ask("k", 31, LEASE).grant;
@@ -422,37 +290,8 @@ async fn undone_acquire_of_unowned_permits_gives_none_to_a_semaphore_that_was_de
         assert_eq!(undone.unwrap(), ReleaseReply::NotHeld { repeated: false });
         let free = is_set.then_some(2);
         let expected = CounterReply::Permits { free, held: 0 };
-        assert_eq!(setting.count(CounterStep::Permits).await, expected);
+        assert_eq!(setting.permits().await, expected);
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiter_for_permits_that_gives_up_at_any_moment_leaves_nothing_and_delays_no_other() {
-    let setting = setting().await;
-    let (holder, a, b) = (
-        client(&setting.patient).await,
-        setting.neighbor().await,
-        setting.neighbor().await,
-    );
-    let semaphore = holder.semaphore("k").permits(2).lease(LEASE);
-    let one = semaphore.acquire().await.unwrap();
-    for _ in 0..60 {
-        let limit = Duration::from_micros(fastrand::u64(0..8000));
-        let waiting = timeout(limit, a.semaphore("k").lease(LEASE).acquire_many(2));
-        assert!(waiting.await.is_err());
-    }
-    setting.has_positions(0).await;
-    let error = a.semaphore("k").wait(10 * SEC).acquire_many(2).await.unwrap_err();
-    assert!(error.is_busy(), "{error}");
-    setting.has_positions(0).await;
-    let gone = waits(&a, 2);
-    setting.has_positions(1).await;
-    let next = waits(&b, 1);
-    setting.has_positions(2).await;
-    gone.abort();
-    served(next).await.release().await.unwrap();
-    one.release().await.unwrap();
-    setting.no_permit_is_left().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -483,107 +322,6 @@ async fn ten_thousand_permits_are_renewed_by_few_requests() {
     join_all((0..50).map(&renew)).await;
     let sent = server.requests().await - before;
     are_few(sent, begun);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn permits_their_total_and_a_latch_are_kept_when_the_server_restarts() {
-    let setting = setting_on(Arc::new(Etcd::start().await)).await;
-    let (a, b) = (client(&setting.patient).await, setting.neighbor().await);
-    let semaphore = a.semaphore("k").permits(3).lease(LEASE);
-    let two = semaphore.acquire_many(2).await.unwrap();
-    let all = waits(&b, 3);
-    setting.has_positions(1).await;
-    assert!(a.latch("l").try_set_count(7).await.unwrap());
-    setting.server.restart().await;
-    answered(|| two.ensure(SEC)).await.unwrap();
-    assert!(!all.is_finished());
-    assert_eq!(a.latch("l").count().await.unwrap(), 7);
-    assert_eq!(semaphore.available().await.unwrap(), 1);
-    two.release().await.unwrap();
-    served(all).await.release().await.unwrap();
-    assert_eq!(semaphore.available().await.unwrap(), 3);
-    setting.no_permit_is_left().await;
-}
-
-#[tokio::test]
-async fn holders_of_permits_are_shown_and_forced_out_and_the_total_stays() {
-    let setting = setting().await;
-    let (a, b) = (client(&setting.patient).await, client(&setting.hasty).await);
-    let semaphore = a.semaphore("k").permits(2).lease(LEASE);
-    let two = semaphore.acquire_many(2).await.unwrap();
-    let holders = b.holders("k").await.unwrap();
-    assert_eq!(holders.len(), 2);
-    assert!(
-        holders
-            .iter()
-            .all(|holder| holder.kind == Kind::Permit && holder.id.starts_with(&a.id()))
-    );
-    assert_eq!(b.list("").await.unwrap().len(), 2);
-    let next = waits(&b, 2);
-    setting.has_positions(1).await;
-    assert!(a.force_release("k").await.unwrap());
-    let next = served(next).await;
-    assert!(two.release().await.unwrap_err().is_lost());
-    next.release().await.unwrap();
-    assert!(!a.force_release("k").await.unwrap());
-    assert_eq!(semaphore.available().await.unwrap(), 2);
-    // Nothing else may use the name, and a waiter for it would wait for ever.
-    for error in [
-        a.lock("k").acquire().await.unwrap_err(),
-        a.fair_lock("k").acquire().await.unwrap_err(),
-        a.rw_lock("k").read().acquire().await.unwrap_err(),
-        a.latch("k").try_set_count(1).await.unwrap_err(),
-    ] {
-        let text = error.to_string();
-        assert!(
-            matches!(error, Error::KeyTaken { .. }) && text.contains("a semaphore"),
-            "{text}"
-        );
-    }
-    assert_eq!(setting.held().await.len(), 1, "the total alone");
-    // As another program may write it, or a person.
-    let foreign = format!("{}q/foreign\0P0.0.1000000", setting.namespace);
-    assert!(setting.server.put(&foreign, b"x held 1000").await);
-    assert_eq!(a.holders("foreign").await.unwrap().len(), MAX_AT_ONCE);
-    assert_eq!(a.list("foreign").await.unwrap().len(), MAX_AT_ONCE);
-    let guard = a.lock("l").acquire().await.unwrap();
-    for error in [
-        a.semaphore("l").permits(1).acquire().await.unwrap_err(),
-        a.unowned_semaphore("l").permits(1).acquire().await.unwrap_err(),
-        a.latch("l").count().await.unwrap_err(),
-    ] {
-        assert!(error.to_string().contains("a plain lock"), "{error}");
-    }
-    guard.release().await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_of_all_processes_go_on_when_a_latch_is_counted_down() {
-    const COUNT: u64 = 12;
-    let setting = setting().await;
-    let mut processes = Vec::new();
-    for _ in 0..4 {
-        processes.push(setting.neighbor().await);
-    }
-    assert!(processes[0].latch("l").try_set_count(COUNT).await.unwrap());
-    let wait = |process: &LockClient| {
-        let latch = process.latch("l");
-        tokio::spawn(async move { latch.wait().await.unwrap() })
-    };
-    let waiting: Vec<_> = processes.iter().map(wait).collect();
-    let down = async |number: u64| {
-        let left = processes[number as usize % 4].latch("l").count_down().await;
-        left.unwrap()
-    };
-    let mut left = join_all((0..COUNT - 1).map(&down)).await;
-    assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
-    left.push(down(0).await);
-    left.sort_unstable();
-    assert_eq!(left, (0..COUNT).collect::<Vec<_>>());
-    for waiting in waiting {
-        within(PATIENCE, "the waiter", waiting).await.unwrap();
-    }
-    assert_eq!(setting.held().await, []);
 }
 
 /// The server itself compares: neither the holder nor its process knows of the loss before.

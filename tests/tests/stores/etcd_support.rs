@@ -44,6 +44,16 @@ pub(super) fn granted(reply: Result<AcquireReply, StoreError>) -> Granted {
     }
 }
 
+/// How many keys of semaphores begin with this letter.
+pub(super) async fn keys_of_permits(server: &Etcd, namespace: &str, letter: char) -> usize {
+    let keys = server.keys(&format!("{namespace}q/")).await;
+    let is = |(key, _): &&(String, String)| {
+        key.split_once('\0')
+            .is_some_and(|(_, key)| key.starts_with(letter))
+    };
+    keys.iter().filter(is).count()
+}
+
 pub(super) async fn connected(builder: EtcdLocksBuilder) -> Arc<EtcdLocks> {
     Arc::new(builder.connect().await.expect("the server is there"))
 }

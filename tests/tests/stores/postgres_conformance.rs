@@ -30,6 +30,13 @@ impl Table {
         let store = answered(|| builder().timeout(timeout).connect()).await;
         Arc::new(store.expect("the server is there"))
     }
+
+    /// What the statement counts, with `{t}` for the table.
+    pub(super) async fn number(&self, sql: &str) -> usize {
+        let sql = sql.replace("{t}", &self.name);
+        let row = self.server.client().await.query_one(&sql, &[]).await;
+        usize::try_from(row.expect("a row").get::<_, i64>(0)).expect("a count")
+    }
 }
 
 impl Backend for Table {

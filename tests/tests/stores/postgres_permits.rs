@@ -2,37 +2,30 @@
 //! end, transactions hold permits, and servers restart.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::Duration;
 
 use dlock::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
 use dlock::store::{
     AcquireReply, AcquireRequest, GrantId, Kind, Outcome, ReleaseReply, ReleaseRequest, RenewRequest,
     Renewal, Store,
 };
-use dlock::{Error, LockClient, Permit, Semaphore};
-use dlock_postgres::{HoldError, PostgresLocks};
+use dlock::{LockClient, Permit};
+use dlock_postgres::HoldError;
 use dlock_tests::faults::{PATIENCE, answered, in_rounds, within};
 use dlock_tests::postgres::Postgres;
-use dlock_tests::{Direction, NetFault, Request, eventually};
+use dlock_tests::{NetFault, Request, eventually};
 use futures_util::future::join_all;
-use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use crate::losses::{LOSSES, Loss};
+use crate::postgres_conformance::Table;
 use crate::postgres_network_support::{Setting, client, setting, setting_on};
-use crate::scenes::{LEASE, MS, SEC};
+use crate::scenes::{
+    LEASE, MS, Permits, SEC, count, in_scenes, permits_are_shared, served, waits, waits_for,
+};
 
 impl Setting {
     async fn client(&self) -> LockClient {
         client(&self.store().await).await
-    }
-
-    async fn has_positions(&self, count: i64) {
-        eventually(&format!("{count} positions"), async || {
-            self.number("SELECT count(*) FROM {t}_waiters").await == count
-        })
-        .await;
     }
 
     async fn no_permit_is_left(&self) {
@@ -46,13 +39,6 @@ impl Setting {
     }
 }
 
-async fn count(store: &Arc<PostgresLocks>, step: CounterStep) -> CounterReply {
-    let id = GrantId::from_parts(fastrand::u128(..), 1);
-    let request = CounterRequest::new("k".into(), id, step);
-    let counted = answered(|| Counters::count(store.clone(), request.clone()));
-    counted.await.unwrap()
-}
-
 fn request(kind: Kind, number: u64, amount: u32) -> AcquireRequest {
     let mut request = AcquireRequest::new(kind, "k".into(), GrantId::from_parts(1, number), LEASE);
     (request.permits, request.amount) = (Some(2), amount);
@@ -61,20 +47,6 @@ fn request(kind: Kind, number: u64, amount: u32) -> AcquireRequest {
 
 fn release(kind: Kind, grant: GrantId) -> ReleaseRequest {
     ReleaseRequest::new(kind, "k".into(), grant)
-}
-
-fn waits(client: &LockClient, amount: u32) -> JoinHandle<Permit> {
-    waits_with(client.semaphore("k"), amount)
-}
-
-fn waits_with(semaphore: Semaphore, amount: u32) -> JoinHandle<Permit> {
-    let semaphore = semaphore.wait(2 * PATIENCE);
-    tokio::spawn(async move { semaphore.acquire_many(amount).await.expect("it is served") })
-}
-
-async fn served(waiting: JoinHandle<Permit>) -> Permit {
-    let permit = within(PATIENCE, "the waiter", waiting).await;
-    permit.expect("it is served")
 }
 
 /// An acquire of permits, or what keeps the position of a waiter.
@@ -94,9 +66,38 @@ fn counts(request: &Request) -> bool {
     request.runs("-- Runs an operation on a semaphore")
 }
 
-/// Callers that give up at any moment, in several processes, in each level of isolation that a database may have by default.
+impl Permits for Table {
+    fn counts(request: &Request) -> bool {
+        counts(request)
+    }
+
+    fn takes_unowned(request: &Request) -> bool {
+        asks(request)
+    }
+
+    async fn positions(&self) -> usize {
+        self.number("SELECT count(*) FROM {t}_waiters").await
+    }
+
+    async fn owned(&self) -> usize {
+        let owned = self.number("SELECT count(*) FROM {t}_permits WHERE owned").await;
+        owned + self.number("SELECT coalesce(sum(held), 0)::int8 FROM {t}").await
+    }
+}
+
+in_scenes! { Table:
+    fn waiter_for_several_permits_is_not_passed_over_and_one_for_too_many_blocks_no_other() = waiter_for_several_permits_is_not_passed_over(Postgres::shared());
+    fn greater_total_is_told_and_a_smaller_one_takes_nothing_from_holders() = greater_total_is_told_and_a_smaller_one_takes_nothing(Postgres::shared());
+    fn permits_of_a_process_that_is_cut_off_come_back_with_their_lease_and_it_is_told_before() = permits_of_a_process_that_is_cut_off_come_back(Postgres::shared());
+    fn each_step_of_a_number_whose_request_or_reply_is_lost_is_carried_out_once() = steps_of_a_number_whose_request_or_reply_is_lost_are_carried_out_once(Postgres::shared());
+    fn waiter_for_permits_that_gives_up_at_any_moment_leaves_nothing_and_delays_no_other() = waiter_for_permits_gives_up_at_any_moment(Postgres::shared());
+    fn permits_their_total_and_a_latch_are_kept_when_the_server_restarts() = permits_their_total_and_a_latch_outlive_a_restart(Postgres::start());
+    fn holders_of_permits_are_shown_and_forced_out_and_the_total_stays() = holders_of_permits_are_shown_and_forced_out(Postgres::shared());
+    fn waiters_of_all_processes_go_on_when_a_latch_is_counted_down() = waiters_of_all_processes_go_on_when_a_latch_is_counted_down(Postgres::shared());
+}
+
+/// In each level of isolation that a database may have by default.
 async fn processes_share_permits(with_limit: bool) {
-    const TOTAL: i64 = 5;
     for level in ["read committed", "serializable"] {
         let setting = setting().await;
         let mut config = setting.server.config();
@@ -106,41 +107,7 @@ async fn processes_share_permits(with_limit: bool) {
         ));
         let stores = join_all((0..4).map(async |_| setting.connected(config.clone(), PATIENCE).await)).await;
         let clients = join_all(stores.iter().map(client)).await;
-        let (held, turns) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)));
-        let tasks = (0..12_u32).map(|task| {
-            let semaphore = clients[task as usize % 4].semaphore("k").wait(2 * PATIENCE);
-            let semaphore = match with_limit {
-                true => semaphore.limit(TOTAL as u32),
-                false => semaphore.permits(TOTAL as u32),
-            };
-            let (held, turns) = (held.clone(), turns.clone());
-            tokio::spawn(async move {
-                for round in 0..12 {
-                    let amount = 1 + (task + round) % 3;
-                    let patience = match fastrand::u32(0..3) {
-                        0 => fastrand::u32(0..15) * MS,
-                        _ => 2 * PATIENCE,
-                    };
-                    let Ok(permit) = timeout(patience, semaphore.acquire_many(amount)).await else {
-                        continue;
-                    };
-                    let permit = permit.unwrap();
-                    let now = held.fetch_add(amount.into(), Ordering::SeqCst) + i64::from(amount);
-                    assert!(now <= TOTAL, "{now} permits are held");
-                    sleep(fastrand::u32(0..3) * MS).await;
-                    held.fetch_sub(amount.into(), Ordering::SeqCst);
-                    turns.fetch_add(1, Ordering::SeqCst);
-                    match fastrand::bool() {
-                        true => permit.release().await.unwrap(),
-                        false => drop(permit),
-                    }
-                }
-            })
-        });
-        for done in join_all(tasks).await {
-            done.unwrap();
-        }
-        assert!(turns.load(Ordering::SeqCst) > 50, "{turns:?}");
+        permits_are_shared(&clients, with_limit).await;
         setting.no_permit_is_left().await;
     }
 }
@@ -153,82 +120,6 @@ async fn processes_never_hold_more_permits_than_there_are() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn processes_never_hold_more_permits_than_their_limit() {
     processes_share_permits(true).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiter_for_several_permits_is_not_passed_over_and_one_for_too_many_blocks_no_other() {
-    let setting = setting().await;
-    let (a, b, c) = (
-        setting.client().await,
-        setting.client().await,
-        setting.client().await,
-    );
-    let semaphore = a.semaphore("k").permits(3);
-    let (one, two) = (
-        semaphore.acquire().await.unwrap(),
-        semaphore.acquire_many(2).await.unwrap(),
-    );
-    let impossible = {
-        let semaphore = c.semaphore("k").wait(2 * PATIENCE);
-        tokio::spawn(async move { semaphore.acquire_many(4).await })
-    };
-    let several = waits(&b, 3);
-    setting.has_positions(1).await;
-    two.release().await.unwrap();
-    // Two are available, which the waiter for three keeps.
-    assert!(semaphore.try_acquire().await.unwrap_err().is_busy());
-    one.release().await.unwrap();
-    let several = served(several).await;
-    several.release().await.unwrap();
-    semaphore.acquire().await.unwrap().release().await.unwrap();
-    assert!(!impossible.is_finished());
-    semaphore.add_permits(1).await.unwrap();
-    let all = within(PATIENCE, "there are enough", impossible).await;
-    all.unwrap().unwrap().release().await.unwrap();
-    setting.no_permit_is_left().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn greater_total_is_told_and_a_smaller_one_takes_nothing_from_holders() {
-    let setting = setting().await;
-    let store = setting.store().await;
-    let semaphore = client(&store).await.semaphore("k");
-    let beside = setting.store().await;
-    let mut watch = beside
-        .clone()
-        .watch(Kind::Permit, &"k".into(), GrantId::from_parts(1, 1));
-    within(PATIENCE, "it is listened to", watch.changed()).await;
-    let only_unset = CounterStep::SetPermits {
-        total: 1,
-        only_unset: true,
-    };
-    let add = CounterStep::AddPermits {
-        by: 1,
-        unowned: false,
-    };
-    for change in [only_unset, add] {
-        while timeout(SEC, watch.changed()).await.is_ok() {}
-        count(&store, change).await;
-        within(PATIENCE, "it is told", watch.changed()).await;
-    }
-    let two = semaphore.acquire_many(2).await.unwrap();
-    assert!(semaphore.set_permits(0).await.unwrap());
-    two.ensure(SEC).await.unwrap();
-    assert_eq!(semaphore.available().await.unwrap(), -2);
-    let error = semaphore.clone().wait(SEC).acquire().await.unwrap_err();
-    assert!(error.is_busy(), "{error}");
-    two.release().await.unwrap();
-    assert_eq!(semaphore.available().await.unwrap(), 0);
-    assert_eq!(semaphore.add_permits(3).await.unwrap().available, 3);
-    let one = semaphore.acquire().await.unwrap();
-    assert_eq!(count(&store, CounterStep::Drain).await, CounterReply::Number(2));
-    assert!(semaphore.try_acquire().await.unwrap_err().is_busy());
-    assert!(semaphore.delete().await.unwrap());
-    assert!(one.release().await.unwrap_err().is_lost());
-    // The name is available again.
-    let guard = client(&store).await.lock("k").try_acquire().await.unwrap();
-    guard.release().await.unwrap();
-    setting.no_permit_is_left().await;
 }
 
 /// The row is available, so the background removes it at any moment.
@@ -340,23 +231,6 @@ async fn change_of_a_semaphore_waits_for_its_row_as_long_as_other_steps_have_it(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn permits_of_a_process_that_is_cut_off_come_back_with_their_lease_and_it_is_told_before() {
-    let setting = setting().await;
-    let (away, near) = (client(&setting.behind(SEC).await).await, setting.client().await);
-    let semaphore = away.semaphore("k").permits(2).lease(3 * SEC);
-    let two = semaphore.acquire_many(2).await.unwrap();
-    let next = waits(&near, 2);
-    setting.has_positions(1).await;
-    setting.proxy.block(Direction::Both);
-    let next = served(next).await;
-    assert!(!two.is_held(), "two clients have them");
-    next.release().await.unwrap();
-    setting.proxy.unblock(Direction::Both);
-    assert!(two.release().await.unwrap_err().is_lost());
-    setting.no_permit_is_left().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_requests_and_replies_of_permits_leave_nothing_wrong() {
     let setting = setting().await;
     let hasty = client(&setting.behind(600 * MS).await).await;
@@ -389,7 +263,7 @@ async fn one_is_lost(
         .contains(&step)
         .then(|| loss.of(&setting.proxy, asks));
     let waiting = match step {
-        "renew" => waits_with(hasty.semaphore("k").lease(10 * SEC), 2),
+        "renew" => waits_for(hasty.semaphore("k").lease(10 * SEC), 2),
         _ => waits(hasty, 2),
     };
     eventually(what, async || match &joins {
@@ -445,41 +319,6 @@ async fn is_renewed(permit: Permit, fault: &NetFault, what: &str) -> bool {
     let released = within(PATIENCE, what, permit.release()).await;
     assert!(!renewed || released.is_ok(), "{what}: {released:?}");
     renewed
-}
-
-#[tokio::test]
-async fn each_step_of_a_number_whose_request_or_reply_is_lost_is_carried_out_once() {
-    for loss in LOSSES {
-        let setting = setting().await;
-        let (here, there) = (
-            client(&setting.behind(600 * MS).await).await,
-            setting.client().await,
-        );
-        let (semaphore, latch) = (here.semaphore("k"), here.latch("l"));
-        let lost = || loss.of(&setting.proxy, counts);
-        let mut faults = vec![lost()];
-        assert!(semaphore.try_set_permits(4).await.unwrap(), "{loss:?}");
-        faults.push(lost());
-        assert_eq!(semaphore.add_permits(3).await.unwrap().total, 7, "{loss:?}");
-        faults.push(lost());
-        assert_eq!(semaphore.remove_permits(2).await.unwrap().total, 5, "{loss:?}");
-        faults.push(lost());
-        assert!(latch.try_set_count(2).await.unwrap(), "{loss:?}");
-        for left in [1, 0] {
-            faults.push(lost());
-            assert_eq!(latch.count_down().await.unwrap(), left, "{loss:?}");
-        }
-        let few = latch.count_down().await.unwrap_err();
-        assert!(matches!(few, Error::LatchOpen { .. }), "{few}");
-        let unowned = here.unowned_semaphore("k");
-        faults.push(loss.of(&setting.proxy, asks));
-        unowned.acquire_many(2).await.unwrap();
-        faults.push(lost());
-        unowned.release().await.unwrap();
-        assert!(faults.iter().all(|fault| fault.fired()), "{loss:?}: {faults:?}");
-        assert_eq!(there.semaphore("k").available().await.unwrap(), 4, "{loss:?}");
-        assert_eq!(there.latch("l").count().await.unwrap(), 0);
-    }
 }
 
 /// A copy of a request that arrives after it was undone.
@@ -566,36 +405,6 @@ async fn acquire_that_did_not_arrive_is_undone_where_nothing_is_held() {
     drop(lost);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiter_for_permits_that_gives_up_at_any_moment_leaves_nothing_and_delays_no_other() {
-    let setting = setting().await;
-    let (holder, a, b) = (
-        setting.client().await,
-        setting.client().await,
-        setting.client().await,
-    );
-    let one = holder.semaphore("k").permits(2).acquire().await.unwrap();
-    for _ in 0..60 {
-        let limit = Duration::from_micros(fastrand::u64(0..8000));
-        let semaphore = a.semaphore("k");
-        assert!(timeout(limit, semaphore.acquire_many(2)).await.is_err());
-    }
-    setting.has_positions(0).await;
-    let error = answered(|| a.semaphore("k").wait(2 * SEC).acquire_many(2))
-        .await
-        .unwrap_err();
-    assert!(error.is_busy(), "{error}");
-    setting.has_positions(0).await;
-    let gone = waits(&a, 2);
-    setting.has_positions(1).await;
-    let next = waits(&b, 1);
-    setting.has_positions(2).await;
-    gone.abort();
-    served(next).await.release().await.unwrap();
-    one.release().await.unwrap();
-    setting.no_permit_is_left().await;
-}
-
 /// The process of a waiter is gone: the others go on when its position ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_waiter_for_several_permits_delays_others_by_seconds() {
@@ -653,29 +462,6 @@ async fn ten_thousand_permits_are_renewed_by_few_statements() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn permits_their_total_and_a_latch_are_kept_when_the_server_restarts() {
-    let setting = setting_on(Arc::new(Postgres::start().await)).await;
-    let stores =
-        join_all((0..2).map(async |_| setting.connected(setting.server.config(), 5 * SEC).await)).await;
-    let clients = join_all(stores.iter().map(client)).await;
-    let semaphore = clients[0].semaphore("k").permits(3);
-    let two = semaphore.acquire_many(2).await.unwrap();
-    let all = waits(&clients[1], 3);
-    setting.has_positions(1).await;
-    let latch = clients[0].latch("l");
-    assert!(latch.try_set_count(7).await.unwrap());
-    setting.server.restart().await;
-    answered(|| two.ensure(SEC)).await.unwrap();
-    assert!(!all.is_finished());
-    assert_eq!(answered(|| latch.count()).await.unwrap(), 7);
-    assert_eq!(semaphore.available().await.unwrap(), 1);
-    two.release().await.unwrap();
-    served(all).await.release().await.unwrap();
-    assert_eq!(semaphore.available().await.unwrap(), 3);
-    setting.no_permit_is_left().await;
-}
-
 /// No lease returns permits without an owner.
 #[tokio::test]
 async fn acquire_of_unowned_permits_that_was_undone_stays_undone_after_a_crash() {
@@ -700,51 +486,6 @@ async fn acquire_of_unowned_permits_that_was_undone_stays_undone_after_a_crash()
         held: 0,
     };
     assert_eq!(count(&store, CounterStep::Permits).await, expected);
-}
-
-#[tokio::test]
-async fn holders_of_permits_are_shown_and_forced_out_and_the_total_stays() {
-    let setting = setting().await;
-    let (a, b) = (setting.client().await, setting.client().await);
-    let semaphore = a.semaphore("k").permits(2);
-    let two = semaphore.acquire_many(2).await.unwrap();
-    let holders = b.holders("k").await.unwrap();
-    assert_eq!(holders.len(), 2);
-    let is_own =
-        |holder: &dlock::store::Holder| holder.kind == Kind::Permit && holder.id.starts_with(&a.id());
-    assert!(holders.iter().all(is_own), "{holders:?}");
-    assert_eq!(b.list("").await.unwrap().len(), 2);
-    let next = waits(&b, 2);
-    setting.has_positions(1).await;
-    assert!(a.force_release("k").await.unwrap());
-    let next = served(next).await;
-    assert!(two.release().await.unwrap_err().is_lost());
-    next.release().await.unwrap();
-    assert!(!a.force_release("k").await.unwrap());
-    assert_eq!(semaphore.available().await.unwrap(), 2);
-    // Nothing else may use the name, and a waiter for it would wait for ever.
-    for error in [
-        a.lock("k").acquire().await.unwrap_err(),
-        a.fair_lock("k").acquire().await.unwrap_err(),
-        a.rw_lock("k").read().acquire().await.unwrap_err(),
-        a.latch("k").try_set_count(1).await.unwrap_err(),
-    ] {
-        let text = error.to_string();
-        assert!(
-            matches!(error, Error::KeyTaken { .. }) && text.contains("a semaphore"),
-            "{text}"
-        );
-    }
-    let guard = a.lock("l").acquire().await.unwrap();
-    for error in [
-        a.semaphore("l").permits(1).acquire().await.unwrap_err(),
-        a.unowned_semaphore("l").permits(1).acquire().await.unwrap_err(),
-        a.latch("l").count().await.unwrap_err(),
-    ] {
-        assert!(error.to_string().contains("a plain lock"), "{error}");
-    }
-    guard.release().await.unwrap();
-    setting.no_permit_is_left().await;
 }
 
 /// Permits that a transaction holds are given to nobody before its end, though they were released, or their lease is over.
@@ -788,37 +529,6 @@ async fn transaction_holds_permits_beyond_their_release_and_their_lease() {
         }
     }
     setting.no_permit_is_left().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_of_all_processes_go_on_when_a_latch_is_counted_down() {
-    const COUNT: u64 = 12;
-    let setting = setting().await;
-    let clients = join_all((0..4).map(async |_| setting.client().await)).await;
-    assert!(clients[0].latch("l").try_set_count(COUNT).await.unwrap());
-    let wait = |client: &LockClient| {
-        let latch = client.latch("l");
-        tokio::spawn(async move { latch.wait().await.unwrap() })
-    };
-    let waiting: Vec<_> = clients.iter().map(wait).collect();
-    let down = async |number: u64| {
-        let left = clients[number as usize % 4].latch("l").count_down().await;
-        left.unwrap()
-    };
-    let mut left = join_all((0..COUNT - 1).map(&down)).await;
-    assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
-    left.push(down(0).await);
-    left.sort_unstable();
-    assert_eq!(left, (0..COUNT).collect::<Vec<_>>());
-    for waiting in waiting {
-        within(PATIENCE, "the waiter", waiting).await.unwrap();
-    }
-    assert_eq!(
-        setting
-            .number("SELECT count(*) FROM {t} WHERE holder <> ''")
-            .await,
-        0
-    );
 }
 
 /// Rows that nobody needs are removed: of replies, of permits without an owner, and of semaphores without a total.

@@ -19,6 +19,7 @@ use crate::losses::LOSSES;
 
 mod clients;
 mod full_disk;
+mod permits;
 
 pub(super) use clients::{
     clock_that_jumps_lets_tokens_grow_and_the_holder_know,
@@ -26,6 +27,14 @@ pub(super) use clients::{
     many_locks_of_a_client_are_renewed_by_few_statements,
 };
 pub(super) use full_disk::{Full, full_disk_is_told_and_grants_no_lock_twice};
+pub(super) use permits::{
+    Permits, count, greater_total_is_told_and_a_smaller_one_takes_nothing,
+    holders_of_permits_are_shown_and_forced_out, permits_are_shared,
+    permits_of_a_process_that_is_cut_off_come_back, permits_their_total_and_a_latch_outlive_a_restart,
+    served, steps_of_a_number_whose_request_or_reply_is_lost_are_carried_out_once,
+    waiter_for_permits_gives_up_at_any_moment, waiter_for_several_permits_is_not_passed_over,
+    waiters_of_all_processes_go_on_when_a_latch_is_counted_down, waits, waits_for,
+};
 
 pub(super) const MS: Duration = Duration::from_millis(1);
 pub(super) const SEC: Duration = Duration::from_secs(1);
@@ -111,7 +120,7 @@ macro_rules! in_scenes {
     ($on:ty: $($(#[$doc:meta])* fn $name:ident() = $scene:ident($server:expr);)*) => {
         $(
             $(#[$doc])*
-            #[tokio::test]
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
                 crate::scenes::$scene::<$on>($server.await).await;
             }
