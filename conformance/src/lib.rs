@@ -36,6 +36,7 @@
 //!
 //! Features that a store does not support are not tested: there the tests check that it refuses. Tests that need a fault
 //! (a restart, a lost reply, a broken network) run where the [`Fixture`] can inject it, and are skipped elsewhere.
+//! Records, operations and members of a quorum are not tested.
 //!
 //! No test fails because a machine is slow: expected events are awaited with [`Fixture::patience`], and forbidden events
 //! are judged only while they are forbidden.

@@ -10,6 +10,11 @@ pub(crate) struct Promise(pub(crate) &'static str);
 pub(crate) const REFUSED: Promise =
     Promise("A kind that the store does not support fails with Unsupported, and nothing is done");
 
+/// The promise about the holders of a key.
+pub(crate) const HOLDERS: Promise = Promise(
+    "inspect: There is one Holder for each grant, but one for each permit of a grant of several; a grant that is kept by its min_hold is among them",
+);
+
 impl Promise {
     /// Fails the test unless the promise is kept, and says what was found instead.
     #[track_caller]

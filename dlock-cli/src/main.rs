@@ -13,8 +13,10 @@ mod pages;
 #[cfg(unix)]
 mod run;
 mod runtime;
+mod screen;
 mod stores;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -33,7 +35,7 @@ struct Args {
         hide_env_values = true,
         global = true
     )]
-    url: String,
+    url: OsString,
     #[command(subcommand)]
     command: Command,
 }
@@ -79,24 +81,32 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    let outcome = match args.command {
+    carry_out(Args::parse()).unwrap_or_else(|error| {
+        output::print_error(format_args!("dlock: {error}"));
+        ExitCode::from(output::FAILED)
+    })
+}
+
+fn carry_out(args: Args) -> Result<ExitCode, String> {
+    // Not all commands need it, and the variable may have anything.
+    let url = || {
+        args.url
+            .into_string()
+            .map_err(|_| "the URL (--url, DLOCK_URL) is not UTF-8".to_owned())
+    };
+    match args.command {
         #[cfg(unix)]
-        Command::Run(run) => run::run(&args.url, *run),
+        Command::Run(run) => run::run(&url()?, *run),
         #[cfg(unix)]
         Command::RunStart(start) => Ok(run::start(start)),
         #[cfg(unix)]
         Command::RunKeeper => Ok(run::keep()),
-        Command::Bench(bench) => bench::run(args.url, *bench),
+        Command::Bench(bench) => bench::run(url()?, *bench),
         Command::BenchWorker => bench::run_worker(),
-        Command::Look(look) => look::run(args.url, look),
-        Command::Doctor(doctor) => doctor::run(args.url, &doctor),
+        Command::Look(look) => look::run(url()?, look),
+        Command::Doctor(doctor) => doctor::run(url()?, &doctor),
         Command::Explain { code, json } => explain::explain(code.as_deref(), json),
         Command::Completions { shell } => pages::completions(Args::command(), shell),
         Command::Man { command } => pages::man(Args::command(), &command),
-    };
-    outcome.unwrap_or_else(|error| {
-        output::print_error(format_args!("dlock: {error}"));
-        ExitCode::from(output::FAILED)
-    })
+    }
 }

@@ -4,6 +4,10 @@ use std::io;
 
 use tokio::runtime::{Builder, Runtime};
 
+/// As many files as the runtime opens.
+#[cfg(unix)]
+const FILES: usize = 6;
+
 /// Runs a command on one thread.
 pub(crate) fn block_on<T>(command: impl Future<Output = T>) -> Result<T, String> {
     block_on_threads(1, command)
@@ -19,6 +23,13 @@ pub(crate) fn block_on_threads<T>(threads: usize, command: impl Future<Output = 
 }
 
 fn build(threads: usize) -> io::Result<Runtime> {
+    // tokio panics where it gets no file for its signals.
+    #[cfg(unix)]
+    let files: Vec<_> = (0..FILES)
+        .map(|_| std::fs::File::open("/dev/null"))
+        .collect::<io::Result<_>>()?;
+    #[cfg(unix)]
+    drop(files);
     let mut builder = match threads {
         1 => Builder::new_current_thread(),
         _ => Builder::new_multi_thread(),

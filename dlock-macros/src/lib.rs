@@ -25,20 +25,22 @@ use proc_macro::TokenStream;
 /// Runs an async function once at a time for each key, across all processes.
 ///
 /// ```
-/// # use dlock::{Error, LockClient, distributed_lock};
-/// # #[derive(Debug)] struct Receipt;
+/// use dlock::{Error, LockClient, distributed_lock};
+///
 /// #[distributed_lock(key = "order:{order_id}", wait = "3s")]
-/// async fn pay(order_id: u64) -> Result<Receipt, Error> {
+/// async fn pay(order_id: u64) -> Result<String, Error> {
 ///     // Never twice at a time for one order.
-///     Ok(Receipt)
+///     Ok(format!("paid {order_id}"))
 /// }
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
-/// // Once, at the start of the service; "redis://…" there.
-/// dlock::set_default(LockClient::connect("memory://").await?)?;
+/// #[tokio::main]
+/// async fn main() -> Result<(), Error> {
+///     // Once, at the start of the service; "redis://…" there.
+///     dlock::set_default(LockClient::connect("memory://").await?)?;
 ///
-/// pay(42).await?;
-/// # Ok(()) }
+///     println!("{}", pay(42).await?);
+///     Ok(())
+/// }
 /// ```
 ///
 /// The lock is acquired before the body and released after it: on return, `?`, panic, and when the future is dropped.
@@ -83,32 +85,45 @@ use proc_macro::TokenStream;
 /// # The key
 ///
 /// ```
-/// # use dlock::{Error, LockClient, LockKey, distributed_lock};
-/// # struct Order { id: u64, customer: Customer }
-/// # struct Customer { name: String }
-/// # impl Order { fn lock_key(&self) -> LockKey { LockKey::from("order") } }
+/// use dlock::{Error, LockClient, LockKey, distributed_lock};
+///
+/// struct Order {
+///     id: u64,
+///     customer: Customer,
+/// }
+///
+/// struct Customer {
+///     name: String,
+/// }
+///
+/// impl Order {
+///     fn lock_key(&self) -> LockKey {
+///         format!("order:{}", self.id).into()
+///     }
+/// }
+///
 /// // One lock.
 /// #[distributed_lock(key = "nightly-report")]
 /// async fn report() -> Result<(), Error> {
-/// #     Ok(())
+///     Ok(())
 /// }
 ///
 /// // A format string, which captures arguments and their fields.
 /// #[distributed_lock(key = "order:{order.id}:{order.customer.name}:{step:03}")]
 /// async fn ship(order: Order, step: u32) -> Result<(), Error> {
-/// #     Ok(())
+///     Ok(())
 /// }
 ///
 /// // What `format!` takes, for other expressions.
 /// #[distributed_lock(key("customer:{}", order.customer.name.to_lowercase()))]
 /// async fn notify(order: &Order) -> Result<(), Error> {
-/// #     Ok(())
+///     Ok(())
 /// }
 ///
 /// // Anything that converts into a `LockKey`.
 /// #[distributed_lock(key = order.lock_key())]
 /// async fn cancel(order: &Order) -> Result<(), Error> {
-/// #     Ok(())
+///     Ok(())
 /// }
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
 /// # dlock::set_default(LockClient::memory())?;
@@ -137,7 +152,8 @@ use proc_macro::TokenStream;
 /// that is named twice counts once.
 ///
 /// ```
-/// # use dlock::{Error, LockClient, distributed_lock};
+/// use dlock::{Error, LockClient, distributed_lock};
+///
 /// #[distributed_lock(keys = ["account:{from}", "account:{to}"], lock = client, wait = "3s")]
 /// async fn transfer(client: &LockClient, from: u64, to: u64) -> Result<(), Error> {
 ///     // Whatever takes one of the two accounts alone waits; here it enters.
@@ -166,7 +182,8 @@ use proc_macro::TokenStream;
 /// in order of arrival across processes, and `kind = fenced` shares its fencing tokens with Redisson's fenced lock.
 ///
 /// ```
-/// # use dlock::{Error, LockClient, distributed_lock};
+/// use dlock::{Error, LockClient, distributed_lock};
+///
 /// #[distributed_lock(key = "page:{id}", kind = read, lock = client)]
 /// async fn show(client: &LockClient, id: u64) -> Result<String, Error> {
 ///     Ok("as it is".into())
@@ -195,8 +212,8 @@ use proc_macro::TokenStream;
 /// `on_error`. Both receive the `dlock::Error`.
 ///
 /// ```
-/// # use dlock::{Error, LockClient, distributed_lock};
-/// # use std::num::ParseIntError;
+/// use dlock::{Error, LockClient, distributed_lock};
+///
 /// #[derive(Debug)]
 /// enum Outcome {
 ///     Done,
@@ -243,8 +260,10 @@ use proc_macro::TokenStream;
 /// still holds the lock:
 ///
 /// ```
-/// # use dlock::{Error, LockClient, distributed_lock};
-/// # async fn copy_one(_: u32) {}
+/// use dlock::{Error, LockClient, distributed_lock};
+///
+/// async fn copy_one(_file: u32) {}
+///
 /// #[distributed_lock(key = "copy", lock = client, on_lost = ignore)]
 /// async fn copy(client: &LockClient) -> Result<u32, Error> {
 ///     let held = dlock::current().expect("the body runs in the lock's frame");
@@ -270,7 +289,8 @@ use proc_macro::TokenStream;
 /// ends it.
 ///
 /// ```
-/// # use dlock::{Error, LockClient, distributed_lock};
+/// use dlock::{Error, LockClient, distributed_lock};
+///
 /// struct Stock {
 ///     locks: LockClient,
 ///     count: std::sync::atomic::AtomicU32,
@@ -304,13 +324,15 @@ use proc_macro::TokenStream;
 /// lock is released with its last guard. `dlock::current()` is `None` in the closure.
 ///
 /// ```
-/// # use dlock::{Error, LockClient, distributed_lock};
-/// # fn write(_: u64) {}
+/// use dlock::{Error, LockClient, distributed_lock};
+///
+/// fn save(_token: u64) {}
+///
 /// #[distributed_lock(key = "report", lock = client)]
 /// async fn report(client: &LockClient) -> Result<(), Error> {
 ///     let guard = client.lock("report").acquire().await?;
 ///     let written = tokio::task::spawn_blocking(move || {
-///         write(guard.fencing_token());
+///         save(guard.fencing_token());
 ///         drop(guard); // not before
 ///     });
 ///     written.await.expect("the closure does not panic");
@@ -339,17 +361,20 @@ pub fn distributed_lock(options: TokenStream, item: TokenStream) -> TokenStream 
 /// the kept result. See [`Once`](struct.Once.html) for what is promised.
 ///
 /// ```
-/// # use dlock::{LockClient, NotRun, once};
+/// use dlock::{LockClient, NotRun, once};
+///
 /// #[once(key = "welcome:{user}", keep = "30d", client = client)]
 /// async fn welcome(client: &LockClient, user: u64) -> Result<String, NotRun> {
 ///     Ok(format!("sent to {user}"))
 /// }
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), NotRun> {
-/// let client = LockClient::connect("memory://").await.map_err(NotRun::from)?;
-/// assert_eq!(welcome(&client, 7).await?, "sent to 7");
-/// assert_eq!(welcome(&client, 7).await?, "sent to 7"); // from the store; nothing was sent
-/// # Ok(()) }
+/// #[tokio::main]
+/// async fn main() -> Result<(), NotRun> {
+///     let client = LockClient::connect("memory://").await.map_err(NotRun::from)?;
+///     assert_eq!(welcome(&client, 7).await?, "sent to 7");
+///     assert_eq!(welcome(&client, 7).await?, "sent to 7"); // from the store; nothing was sent
+///     Ok(())
+/// }
 /// ```
 ///
 /// The function returns a `Result` whose value is kept as JSON (so `Some(())` comes back as `None`, see
@@ -374,12 +399,16 @@ pub fn distributed_lock(options: TokenStream, item: TokenStream) -> TokenStream 
 /// function's `From<dlock::NotRun>` makes the error.
 ///
 /// ```
-/// # use dlock::{LockClient, NotRun, OnceClaim, once};
-/// # async fn write(_: u64) -> Result<(), NotRun> { Ok(()) }
+/// use dlock::{LockClient, NotRun, OnceClaim, once};
+///
+/// async fn save(_token: u64) -> Result<(), NotRun> {
+///     Ok(()) // where the resource refuses a smaller token
+/// }
+///
 /// #[once(key = "close:{month}", client = client)]
 /// async fn close(client: &LockClient, month: u32) -> Result<(), NotRun> {
 ///     let claim = OnceClaim::current().expect("the body runs under its claim");
-///     write(claim.fencing_token()).await // refuses a smaller token
+///     save(claim.fencing_token()).await
 /// }
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), NotRun> {
 /// # close(&LockClient::memory(), 7).await

@@ -53,7 +53,7 @@ impl Locked<'_> {
         let allowed = (self.may_be_awaited()).then(|| quote!(#[allow(clippy::async_yields_async)]));
         quote_spanned! {site=>
             let __dlock_frame = #krate::__macro::Frame::new(#dropped_on_loss);
-            let __dlock_entrance = __dlock_frame.entrance();
+            let __dlock_entrance = #krate::__macro::Frame::entrance(&__dlock_frame);
             #allowed
             let __dlock_ran = __dlock_frame.run(async move {
                 #returns
@@ -138,30 +138,32 @@ impl Locked<'_> {
             let count = self.user(count);
             set.extend(quote_spanned!(site=> .max_waiters(#count)));
         }
-        let lock = match keys.is_several() {
-            true => quote_spanned!(site=> multi),
-            false => quote_spanned!(site=> lock),
+        let (lock, of) = match keys.is_several() {
+            true => (quote_spanned!(site=> multi), quote_spanned!(site=> MultiLock)),
+            false => (quote_spanned!(site=> lock), quote_spanned!(site=> Lock)),
         };
         let acquire = match options.wait {
             Some(Wait::Try) => quote_spanned!(site=> try_acquire),
             _ => quote_spanned!(site=> acquire),
         };
+        // By its path: a trait of the user may have a method of this name, and come first.
+        let acquired = quote_spanned! {site=>
+            #krate::__macro::boxed(#krate::#of::#acquire(&__dlock_lock)).await
+        };
         match &options.lock {
             Some(client) => {
-                let at = client.span().resolved_at(site);
-                let client = self.user(client);
-                let client = quote_spanned!(at=> #krate::__macro::client(&#client));
+                let client = cloned(krate, client.span(), &self.user(client));
                 quote_spanned! {site=> {
                     let __dlock_client = #client;
                     let __dlock_lock = #krate::__macro::#lock(__dlock_client, __dlock_key)#set;
-                    #krate::__macro::boxed(__dlock_lock.#acquire()).await
+                    #acquired
                 }}
             }
             None => quote_spanned! {site=>
                 match #krate::__macro::default_client() {
                     ::core::result::Result::Ok(__dlock_client) => {
                         let __dlock_lock = #krate::__macro::#lock(__dlock_client, __dlock_key)#set;
-                        #krate::__macro::boxed(__dlock_lock.#acquire()).await
+                        #acquired
                     }
                     ::core::result::Result::Err(__dlock_error) => ::core::result::Result::Err(__dlock_error),
                 }
@@ -184,10 +186,11 @@ impl Locked<'_> {
                 __dlock_output
             }}
         };
+        let krate = self.krate();
         let busy = self.options.settings.on_busy.as_ref().map(|path| {
             let call = call(path);
             quote_spanned! {site=>
-                ::core::result::Result::Err(__dlock_error) if __dlock_error.is_busy() => #call,
+                ::core::result::Result::Err(__dlock_error) if #krate::Error::is_busy(&__dlock_error) => #call,
             }
         });
         let other = match &self.options.settings.on_error {
@@ -215,6 +218,15 @@ impl Locked<'_> {
         let path = quote_spanned!(first=> #krate::__macro::FromLockError::);
         let call = quote_spanned!(last=> from_lock_error(__dlock_error));
         quote!(#path #call)
+    }
+}
+
+/// A clone of the client that an expression of the user gives, or refers to. The reference is taken in front of the call:
+/// otherwise a `?`, an `if`, a `match` or a block would be expected to give a client, not a reference to one.
+pub(crate) fn cloned(krate: &TokenStream, span: Span, client: &TokenStream) -> TokenStream {
+    let at = span.resolved_at(Span::mixed_site());
+    quote_spanned! {at=>
+        match &(#client) { __dlock_client => #krate::__macro::client(__dlock_client) }
     }
 }
 

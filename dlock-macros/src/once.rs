@@ -4,11 +4,11 @@ use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
 use syn::parse::{Parse, ParseStream};
 use syn::spanned::Spanned;
-use syn::{Error, Expr, Ident, Path, Result, token};
+use syn::{Error, Expr, Ident, Path, Result, Token, token};
 
 use crate::function::{self, Function, braces, nameable};
 use crate::key::Key;
-use crate::locked::unlinted;
+use crate::locked::{cloned, unlinted};
 use crate::reader::{Reader, Words, equals, expanded};
 use crate::value::{self, Time};
 use crate::{async_trait, suggest};
@@ -66,8 +66,7 @@ fn expand(Options { key, settings }: &Options, function: Function) -> Result<Tok
     let output = nameable(&function.sig.output);
     let client = match &settings.client {
         Some(client) => {
-            let at = client.span().resolved_at(site);
-            let client = quote_spanned!(at=> #krate::__macro::client(&#client));
+            let client = cloned(&krate, client.span(), &client.to_token_stream());
             quote_spanned!(site=> ::core::result::Result::Ok(#client))
         }
         None => quote_spanned!(site=> #krate::__macro::default_client()),
@@ -101,7 +100,7 @@ fn expand(Options { key, settings }: &Options, function: Function) -> Result<Tok
         let __dlock_ran = match __dlock_client {
             ::core::result::Result::Ok(__dlock_client) => {
                 let __dlock_once = #krate::__macro::once(__dlock_client, __dlock_key)#set;
-                #krate::__macro::boxed(__dlock_once.run(async move |_| { #returns #body })).await
+                #krate::__macro::boxed(#krate::Once::run(&__dlock_once, async move |_| { #returns #body })).await
             }
             ::core::result::Result::Err(__dlock_error) => {
                 ::core::result::Result::Err(#krate::OnceError::Store(__dlock_error))
@@ -143,8 +142,12 @@ impl Parse for Options {
                 "keep" => settings.keep = Some(Time::parse(name, value()?)?),
                 "lease" => settings.lease = Some(Time::parse(name, value()?)?),
                 "wait" => {
+                    let input = value()?;
+                    if input.peek(Token![try]) {
+                        return Err(input.error("`wait` takes a time: not to wait, leave it out"));
+                    }
                     let instead = ": not to wait, leave it out";
-                    settings.wait = Some(Time::parse_or_say(name, value()?, instead)?);
+                    settings.wait = Some(Time::parse_or_say(name, input, instead)?);
                 }
                 "attempts" => settings.attempts = Some(value::count(name, value()?)?),
                 "crate" => settings.krate = Some(value()?.call(Path::parse_mod_style)?),

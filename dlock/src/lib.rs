@@ -29,12 +29,11 @@
 //!
 //! ```
 //! # #[cfg(feature = "macros")] mod example {
-//! # struct Receipt;
 //! use dlock::distributed_lock;
 //!
 //! #[distributed_lock(key = "order:{order_id}", wait = "3s")]
-//! async fn pay(order_id: u64) -> Result<Receipt, dlock::Error> {
-//!     Ok(Receipt) // never twice at a time for one order
+//! async fn pay(order_id: u64) -> Result<String, dlock::Error> {
+//!     Ok(format!("paid {order_id}")) // never twice at a time for one order
 //! }
 //! # }
 //! ```

@@ -5,7 +5,7 @@ use std::time::Instant;
 use dlock::store::Kind;
 
 use crate::case::Case;
-use crate::promise::Promise;
+use crate::promise::{HOLDERS, Promise};
 use crate::verbs::{Reply, is_released};
 
 const KEPT: Promise = Promise("keep_for: Keep the key taken for this long");
@@ -73,7 +73,7 @@ pub async fn nothing_prolongs_a_min_hold(case: Case) {
         assert!(again.is_ok(), "{again:?}");
         if case.can().inspection {
             let holders = peer.inspect(&key).await.expect("the store inspects");
-            KEPT.holds(holders.len() == held.amount as usize, (kind, &holders));
+            HOLDERS.same(holders.len(), held.amount as usize);
             let ends = |left| left <= keep + case.tick();
             // A store may keep permits under ids without an owner, and then cannot report them as released.
             let is_kept = |holds| holds == 0 || kind == Kind::Permit;

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `args` | what is asked for |
 //! | `team`, `messages` | the processes, and what they tell each other |
+//! | `signals` | what ends them |
 //! | `process` | one process's part |
 //! | `workloads` | what its tasks do |
 //! | `tally`, `usage`, `server` | what is counted, of them, of the process and of the server |
@@ -17,13 +18,17 @@ mod process;
 mod progress;
 mod report;
 mod server;
+mod signals;
 mod tally;
 mod team;
 mod usage;
 mod workloads;
 
+use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
@@ -35,6 +40,13 @@ use report::Report;
 use team::Team;
 
 use crate::runtime::block_on_threads;
+
+/// The exit status of an end without a result.
+const INTERRUPTED: u8 = 130;
+/// How long after a signal the next one is the same: timeout(1) sends its signal to the process and to its group.
+const AT_ONCE: Duration = Duration::from_millis(500);
+/// How long a measurement that a signal has ended waits for a terminal that takes no output.
+const SHOWN_WITHIN: Duration = Duration::from_secs(2);
 
 /// `dlock bench`.
 pub(crate) fn run(url: String, args: BenchArgs) -> Result<ExitCode, String> {
@@ -50,11 +62,26 @@ pub(crate) fn run_worker() -> Result<ExitCode, String> {
 }
 
 async fn lead(plan: Plan, output: Output) -> Result<ExitCode, String> {
+    let Some(path) = output.plot.clone() else {
+        return measure(plan, output).await;
+    };
     // Checked before measuring, not after; the chart of the last time stays until there is another.
-    if let Some(path) = &output.plot {
-        let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
-        file.map_err(|error| unwritable(path, &error))?;
+    let is_new = match File::create_new(&path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            let old = File::options().append(true).create(true).open(&path);
+            old.map(|_| false)
+        }
+        created => created.map(|_| true),
+    };
+    let is_new = is_new.map_err(|error| unwritable(&path, &error))?;
+    let ended = measure(plan, output).await;
+    if is_new && fs::metadata(&path).is_ok_and(|chart| chart.len() == 0) {
+        let _ = fs::remove_file(&path);
     }
+    ended
+}
+
+async fn measure(plan: Plan, output: Output) -> Result<ExitCode, String> {
     let stop = CancellationToken::new();
     tokio::spawn(end_on_signal(stop.clone()));
     let mut team = Team::start(&plan, &stop)?;
@@ -68,7 +95,17 @@ async fn lead(plan: Plan, output: Output) -> Result<ExitCode, String> {
     let (mine, around) = measured?;
     let mut outcomes = vec![mine];
     outcomes.extend(others?);
-    show(&plan, &outcomes, around, stop.is_cancelled(), output)
+    let interrupted = stop.is_cancelled();
+    // In a thread that may wait for the terminal: a signal ends the others.
+    let shown = tokio::task::spawn_blocking(move || show(&plan, &outcomes, around, interrupted, output));
+    let ended = async {
+        stop.cancelled().await;
+        tokio::time::sleep(SHOWN_WITHIN).await;
+    };
+    tokio::select! {
+        shown = shown => shown.map_err(|error| error.to_string())?,
+        () = ended => Ok(ExitCode::from(INTERRUPTED)),
+    }
 }
 
 fn show(
@@ -83,7 +120,7 @@ fn show(
         return Err("it was ended before anything was measured".to_owned());
     }
     if let Some(path) = &output.plot {
-        std::fs::write(path, report.plot()).map_err(|error| unwritable(path, &error))?;
+        fs::write(path, report.plot()).map_err(|error| unwritable(path, &error))?;
     }
     if output.json {
         let json = serde_json::to_string(&report).map_err(|error| error.to_string())?;
@@ -104,8 +141,12 @@ fn unwritable(path: &Path, error: &std::io::Error) -> String {
 
 async fn follow(plan: Plan) -> Result<ExitCode, String> {
     let stop = CancellationToken::new();
-    // Ctrl-C at a terminal reaches all processes; the leader decides.
-    tokio::spawn(async { while tokio::signal::ctrl_c().await.is_ok() {} });
+    // Ctrl-C at a terminal, and timeout(1), reach all processes; the leader decides.
+    tokio::spawn(async {
+        loop {
+            signals::asked_to_end().await;
+        }
+    });
     let mut team = team::join(stop.clone());
     let answer = match process::measure(&plan, &mut team, &stop).await {
         Ok((outcome, _)) => Answer::Done(Box::new(outcome)),
@@ -117,25 +158,9 @@ async fn follow(plan: Plan) -> Result<ExitCode, String> {
 
 /// The first signal ends the measurement in good order, the second one at once.
 async fn end_on_signal(stop: CancellationToken) {
-    signal().await;
+    signals::asked_to_end().await;
     stop.cancel();
-    signal().await;
-    std::process::exit(130);
-}
-
-#[cfg(unix)]
-async fn signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    match signal(SignalKind::terminate()) {
-        Ok(mut terminate) => tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
-        },
-        Err(_) => drop(tokio::signal::ctrl_c().await),
-    }
-}
-
-#[cfg(not(unix))]
-async fn signal() {
-    let _ = tokio::signal::ctrl_c().await;
+    tokio::time::sleep(AT_ONCE).await;
+    signals::asked_to_end().await;
+    std::process::exit(INTERRUPTED.into());
 }

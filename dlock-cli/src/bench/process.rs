@@ -119,7 +119,7 @@ async fn run(
     if tokio::time::timeout(GRACE, all).await.is_err() {
         tasks.shutdown().await;
     }
-    progress.end();
+    progress.end().await;
     outcome.sums = tally.sums();
     outcome.handoffs = std::mem::take(&mut job.handoffs.lock());
     outcome
@@ -154,7 +154,7 @@ async fn hold(
         .zip(before)
         .map(|(after, before)| after as i64 - before as i64);
     held::release_all(job, guards, &mut holding).await;
-    progress.end();
+    progress.end().await;
     outcome.counted = counted;
     outcome.counts = tally.counts();
     outcome.sums = tally.sums();

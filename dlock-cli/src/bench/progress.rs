@@ -1,6 +1,6 @@
 //! Shows the progress of a measurement, at a terminal only.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,6 +8,7 @@ use tokio::task::JoinHandle;
 
 use super::args::{Plan, Workload};
 use super::tally::Tally;
+use crate::screen::StatusLine;
 
 const EVERY: Duration = Duration::from_millis(250);
 
@@ -21,18 +22,20 @@ impl Progress {
         }
         let (plan, tally) = (plan.clone(), tally.clone());
         Progress(Some(tokio::spawn(async move {
+            let mut line = StatusLine::default();
             let mut since = None;
             loop {
-                line(&text(&plan, &tally, &mut since));
+                line.show(&text(&plan, &tally, &mut since));
                 tokio::time::sleep(EVERY).await;
             }
         })))
     }
 
-    pub(super) fn end(self) {
+    pub(super) async fn end(self) {
         if let Some(task) = self.0 {
             task.abort();
-            line("");
+            // With it the line is gone.
+            let _ = task.await;
         }
     }
 }
@@ -62,10 +65,4 @@ fn text(plan: &Plan, tally: &Tally, since: &mut Option<Instant>) -> String {
         "{name}: {spent:.1} of {:.1} s, {done} done{here}",
         plan.measure.as_secs_f64()
     )
-}
-
-/// Replaces the current line.
-fn line(text: &str) {
-    let mut err = std::io::stderr().lock();
-    let _ = write!(err, "\r\x1b[K{text}").and_then(|()| err.flush());
 }

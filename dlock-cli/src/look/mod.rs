@@ -18,8 +18,6 @@ use std::time::Duration;
 use dlock::Error;
 
 pub(crate) use self::args::Look;
-#[cfg(unix)]
-pub(crate) use self::text::terminal_size;
 pub(crate) use self::text::{clean, json_line, told};
 use crate::{runtime, stores};
 

@@ -18,20 +18,6 @@ pub(crate) fn clean(text: &str) -> String {
     clean
 }
 
-/// Columns and rows of the terminal that this stream is.
-#[cfg(unix)]
-pub(crate) fn terminal_size(stream: impl std::os::fd::AsFd) -> (usize, usize) {
-    match rustix::termios::tcgetwinsize(stream) {
-        Ok(size) if size.ws_col > 0 => (usize::from(size.ws_col), usize::from(size.ws_row)),
-        _ => (80, 24),
-    }
-}
-
-#[cfg(not(unix))]
-pub(crate) fn terminal_size<T>(_stream: T) -> (usize, usize) {
-    (80, 24)
-}
-
 /// A JSON value as one line; also escapes such characters that JSON permits.
 pub(crate) fn json_line(value: &Value) -> String {
     let mut line = String::new();

@@ -1,16 +1,21 @@
 //! `dlock watch`: the locks that are held and waited for, full-screen.
 
 use std::convert::Infallible;
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Read};
 use std::process::ExitCode;
 
 use dlock::{Error, LockClient};
+#[cfg(unix)]
+use nix::sys::termios::{
+    _POSIX_VDISABLE, InputFlags, LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr,
+};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use super::args::WatchArgs;
 use super::survey::{Survey, wait_json, wait_line};
-use super::text::{json_line, terminal_size, told};
+use super::text::{json_line, told};
+use crate::screen::{Painter, terminal_size};
 
 /// Refreshes until the user quits.
 pub(super) async fn watch(client: &LockClient, args: &WatchArgs) -> Result<ExitCode, Error> {
@@ -27,16 +32,16 @@ pub(super) async fn watch(client: &LockClient, args: &WatchArgs) -> Result<ExitC
             tokio::time::sleep(args.every).await;
         }
     }
-    let screen = Screen::enter();
+    let mut screen = Screen::enter();
     tokio::select! {
         biased;
         () = is_left() => Ok(ExitCode::SUCCESS),
         signal = is_ended() => Ok(ExitCode::from(128 + signal)),
-        never = refresh(client, args, &screen) => match never {},
+        never = refresh(client, args, &mut screen) => match never {},
     }
 }
 
-async fn refresh(client: &LockClient, args: &WatchArgs, screen: &Screen) -> Infallible {
+async fn refresh(client: &LockClient, args: &WatchArgs, screen: &mut Screen) -> Infallible {
     loop {
         // An outage of the store is one of the things to watch.
         let lines = match Survey::of(client, &args.pattern).await {
@@ -123,22 +128,25 @@ fn all_json(survey: &Survey) -> Value {
 
 /// The alternate screen of the terminal, which is restored afterwards.
 struct Screen {
+    painter: Painter,
     #[cfg(unix)]
-    before: Option<nix::sys::termios::Termios>,
+    before: Option<Termios>,
 }
 
 impl Screen {
     fn enter() -> Screen {
         // A line that is wider than its number of characters must not wrap.
-        let _ = write!(std::io::stdout(), "\x1b[?1049h\x1b[?7l\x1b[?25l");
+        let mut painter = Painter::new(std::io::stdout());
+        painter.show_now("\x1b[?1049h\x1b[?7l\x1b[?25l");
         Screen {
+            painter,
             #[cfg(unix)]
             before: keys_at_once(),
         }
     }
 
     /// As many lines as fit on the screen.
-    fn show(&self, lines: &[String]) {
+    fn show(&mut self, lines: &[String]) {
         let (width, height) = terminal_size(std::io::stdout());
         let mut out = String::from("\x1b[H");
         for line in lines.iter().take(height.saturating_sub(1)) {
@@ -147,31 +155,32 @@ impl Screen {
         }
         out.push_str("\x1b[J");
         out.extend("q: quit".chars().take(width));
-        let mut stdout = std::io::stdout().lock();
-        let _ = stdout.write_all(out.as_bytes());
-        let _ = stdout.flush();
+        self.painter.show(out);
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
         #[cfg(unix)]
+        let set = |to: &Termios| tcsetattr(std::io::stdin(), SetArg::TCSANOW, to);
+        #[cfg(unix)]
         if let Some(before) = &self.before {
-            use nix::sys::termios::{SetArg, tcsetattr};
-
-            let _ = tcsetattr(std::io::stdin(), SetArg::TCSANOW, before);
+            // Where Ctrl-S holds the screen it could not be left: without flow control the terminal goes on.
+            let mut flowing = before.clone();
+            flowing.input_flags.remove(InputFlags::IXON);
+            let _ = set(&flowing);
         }
-        let mut stdout = std::io::stdout().lock();
-        let _ = write!(stdout, "\x1b[?25h\x1b[?7h\x1b[?1049l").and_then(|()| stdout.flush());
+        self.painter.show_now("\x1b[?25h\x1b[?7h\x1b[?1049l");
+        #[cfg(unix)]
+        if let Some(before) = &self.before {
+            let _ = set(before);
+        }
     }
 }
 
 /// Delivers keys at once and without echo; returns the previous settings.
 #[cfg(unix)]
-fn keys_at_once() -> Option<nix::sys::termios::Termios> {
-    use nix::sys::termios::{_POSIX_VDISABLE, LocalFlags, SetArg, SpecialCharacterIndices};
-    use nix::sys::termios::{tcgetattr, tcsetattr};
-
+fn keys_at_once() -> Option<Termios> {
     let before = tcgetattr(std::io::stdin()).ok()?;
     let mut raw = before.clone();
     raw.local_flags.remove(LocalFlags::ICANON | LocalFlags::ECHO);

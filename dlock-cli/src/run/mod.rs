@@ -42,6 +42,7 @@ use hold::{Hold, not_acquired};
 pub(crate) use keeper::keep;
 use say::Say;
 use signals::Signals;
+pub(crate) use signals::is_ignored;
 pub(crate) use start::{StartArgs, start};
 use terminal::Terminal;
 

@@ -1,14 +1,15 @@
 //! The output of `dlock run` itself: on standard error only, since its standard output is the command's.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use dlock::LockClient;
 use tokio::sync::oneshot;
 
 use super::args::Plan;
-use crate::look::{clean, terminal_size};
+use crate::look::clean;
 use crate::output::print_error;
+use crate::screen::StatusLine;
 
 /// A shorter wait is not reported.
 const SOON: Duration = Duration::from_millis(500);
@@ -53,56 +54,34 @@ impl Say {
         if self.quiet || !std::io::stderr().is_terminal() {
             return wait.await;
         }
-        let mut shown = Shown(false);
         tokio::select! {
             biased;
             done = wait => done,
-            never = shown.keep_up(client, plan) => match never {},
+            never = keep_shown(client, plan) => match never {},
         }
     }
 }
 
-/// Whether the line is shown. It is removed when this is dropped.
-struct Shown(bool);
-
-impl Shown {
-    async fn keep_up(&mut self, client: &LockClient, plan: &Plan) -> std::convert::Infallible {
-        let since = Instant::now();
-        let locks = plan.locks();
-        tokio::time::sleep(SOON).await;
-        loop {
-            let mut by = String::new();
-            let locks_held = plan.keys.iter().filter(|_| plan.once.is_none());
-            for key in locks_held {
-                if let Ok(Some(holder)) = client.inspect(key.clone()).await {
-                    let id = clean(&holder.id);
-                    by = match &plan.keys[..] {
-                        [_] => format!(", held by {id}"),
-                        _ => format!(", of which \"{}\" is held by {id}", clean(key.as_str())),
-                    };
-                    break;
-                }
+async fn keep_shown(client: &LockClient, plan: &Plan) -> std::convert::Infallible {
+    let mut line = StatusLine::default();
+    let since = Instant::now();
+    let locks = plan.locks();
+    tokio::time::sleep(SOON).await;
+    loop {
+        let mut by = String::new();
+        let locks_held = plan.keys.iter().filter(|_| plan.once.is_none());
+        for key in locks_held {
+            if let Ok(Some(holder)) = client.inspect(key.clone()).await {
+                let id = clean(&holder.id);
+                by = match &plan.keys[..] {
+                    [_] => format!(", held by {id}"),
+                    _ => format!(", of which \"{}\" is held by {id}", clean(key.as_str())),
+                };
+                break;
             }
-            self.0 = true;
-            let so_far = since.elapsed().as_secs();
-            line(&format!("dlock: waiting {so_far} s for {locks}{by}"));
-            tokio::time::sleep(EVERY).await;
         }
+        let so_far = since.elapsed().as_secs();
+        line.show(&format!("dlock: waiting {so_far} s for {locks}{by}"));
+        tokio::time::sleep(EVERY).await;
     }
-}
-
-impl Drop for Shown {
-    fn drop(&mut self) {
-        if self.0 {
-            line("");
-        }
-    }
-}
-
-/// Replaces the current line. A text that needs two lines would leave the first behind.
-fn line(text: &str) {
-    let (columns, _) = terminal_size(std::io::stderr());
-    let text: String = text.chars().take(columns - 1).collect();
-    let mut err = std::io::stderr().lock();
-    let _ = write!(err, "\r\x1b[K{text}").and_then(|()| err.flush());
 }

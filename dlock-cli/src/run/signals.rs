@@ -181,7 +181,7 @@ pub(super) fn take(signal: Signal) {
 
 /// Whether the parent made this process ignore the signal. Blocked, it would not be ignored any more.
 #[cfg(target_os = "linux")]
-pub(super) fn is_ignored(signal: Signal) -> bool {
+pub(crate) fn is_ignored(signal: Signal) -> bool {
     is_among("SigIgn:", signal)
 }
 
@@ -201,7 +201,7 @@ fn is_among(signals: &str, signal: Signal) -> bool {
 
 /// Elsewhere an ignored signal is dropped even if it is blocked.
 #[cfg(not(target_os = "linux"))]
-pub(super) fn is_ignored(_signal: Signal) -> bool {
+pub(crate) fn is_ignored(_signal: Signal) -> bool {
     false
 }
 

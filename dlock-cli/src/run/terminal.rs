@@ -4,10 +4,13 @@
 //! else. To the terminal it must be what dlock was: the foreground, which may read, and which Ctrl-C and Ctrl-Z reach.
 
 use std::fs::{self, File};
+use std::io::{self, IsTerminal};
 use std::os::unix::fs::FileTypeExt;
 
-use nix::sys::signal;
+use nix::sys::signal::{self, Signal};
 use nix::unistd::{self, Pid};
+
+use super::signals::is_ignored;
 
 /// The controlling terminal of this process.
 #[derive(Debug)]
@@ -35,11 +38,17 @@ impl Terminal {
         self.foreground() == Some(self.ours)
     }
 
-    /// Whether a command gets the foreground from the beginning. A command of a pipeline gets it when it asks for it:
-    /// another process may need it just as well, such as a pager at the end.
+    /// Whether a command gets the foreground from the beginning. Other commands get it when they ask for it, since another
+    /// process may need it just as well: a pager at the end of a pipeline, or a script that has started this one with `&`. A
+    /// shell without jobs gives those an empty input, and has them ignore Ctrl-C.
     pub(super) fn is_for_the_command(&self) -> bool {
-        let piped = |path| fs::metadata(path).is_ok_and(|data| data.file_type().is_fifo());
-        self.is_ours() && !piped("/dev/stdin") && !piped("/dev/stdout")
+        let is_piped = fs::metadata("/dev/stdout").is_ok_and(|data| data.file_type().is_fifo());
+        self.is_ours() && io::stdin().is_terminal() && !is_piped && !is_ignored(Signal::SIGINT)
+    }
+
+    /// Whether the keyboard is for the command's group, or for this one as a part of a pipeline.
+    pub(super) fn is_at(&self, group: Pid) -> bool {
+        self.foreground() == Some(group) || self.is_ours() && !is_ignored(Signal::SIGINT)
     }
 
     /// Puts a process group into the foreground, if this one is there now.

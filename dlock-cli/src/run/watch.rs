@@ -284,7 +284,8 @@ impl Watch {
     }
 
     /// Handles a stopped command: by itself before it begins, or by another process. If it wants the terminal it can
-    /// have it. On Ctrl-Z or the like, dlock follows, as the rest of the shell's job would.
+    /// have it. On Ctrl-Z or the like, dlock follows, as the rest of the shell's job would. SIGSTOP in the foreground is the
+    /// like: with it a shell suspends itself. In the background an operator has sent it, who resumes the command as well.
     async fn stopped(&mut self, by: i32, signals: &mut Signals) {
         let Ok(by) = Signal::try_from(by) else { return };
         if self.held_back && by == Signal::SIGSTOP {
@@ -295,9 +296,11 @@ impl Watch {
         let Some(terminal) = &self.terminal else {
             return;
         };
+        let wants_terminal = matches!(by, Signal::SIGTTIN | Signal::SIGTTOU);
         match by {
             Signal::SIGTTIN | Signal::SIGTTOU if terminal.is_ours() => {}
-            Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU => {
+            Signal::SIGSTOP if !terminal.is_at(self.running.group) => return,
+            Signal::SIGTSTP | Signal::SIGSTOP | Signal::SIGTTIN | Signal::SIGTTOU => {
                 terminal.take_back(self.running.group);
                 let arrived = signals.stop_all().await;
                 let was_stopped = arrived.contains(&Signal::SIGCONT);
@@ -305,13 +308,18 @@ impl Watch {
                 for signal in arrived.into_iter().filter(|signal| *signal != Signal::SIGCONT) {
                     self.signalled(signal);
                 }
-                if by != Signal::SIGTSTP && !was_stopped && !self.hang_up() {
+                let goes_on = match by {
+                    Signal::SIGTSTP => true,
+                    Signal::SIGSTOP => was_stopped,
+                    _ => was_stopped || self.hang_up(),
+                };
+                if !goes_on {
                     return;
                 }
             }
             _ => return,
         }
-        self.go_on(by != Signal::SIGTSTP || self.lent);
+        self.go_on(wants_terminal || self.lent);
     }
 
     /// Tells a command that wants the terminal that it cannot have it: no shell is left that could bring dlock to the

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
@@ -36,10 +36,18 @@ pin_project! {
     }
 }
 
+/// Whether a response has no body, whatever length it announces.
+///
+/// <https://www.rfc-editor.org/rfc/rfc9112#section-6.3>
+pub(super) fn has_no_body(status: StatusCode) -> bool {
+    status.is_informational() || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+}
+
 pin_project! {
     #[project = InnerProj]
     enum Inner<R> {
         Bare { #[pin] body: R },
+        None,
         Whole { pieces: VecDeque<Bytes>, trailers: Option<HeaderMap> },
         Stream { stream: Box<dyn DynStream> },
         Answer { #[pin] body: AnswerBody },
@@ -79,6 +87,19 @@ impl<R> ResponseBody<R> {
     pub(super) fn bare(body: R) -> Self {
         ResponseBody {
             inner: Inner::Bare { body },
+        }
+    }
+
+    /// No body. It also says nothing of its length, which a router would announce.
+    pub(super) fn none() -> Self {
+        ResponseBody { inner: Inner::None }
+    }
+
+    /// The complete body of a response with this status, of one that was stored.
+    pub(super) fn stored(status: StatusCode, pieces: Vec<Bytes>, trailers: Option<HeaderMap>) -> Self {
+        match has_no_body(status) {
+            true => ResponseBody::none(),
+            false => ResponseBody::whole(pieces, trailers),
         }
     }
 
@@ -123,6 +144,7 @@ where
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match self.project().inner.project() {
             InnerProj::Bare { body } => body.poll_frame(cx).map_err(Into::into),
+            InnerProj::None => Poll::Ready(None),
             InnerProj::Whole { pieces, trailers } => {
                 let next = pieces.pop_front().map(Frame::data);
                 Poll::Ready(next.or_else(|| trailers.take().map(Frame::trailers)).map(Ok))
@@ -135,6 +157,7 @@ where
     fn is_end_stream(&self) -> bool {
         match &self.inner {
             Inner::Bare { body } => body.is_end_stream(),
+            Inner::None => true,
             Inner::Whole { pieces, trailers } => pieces.is_empty() && trailers.is_none(),
             Inner::Stream { stream } => stream.is_end_stream(),
             Inner::Answer { body } => body.is_end_stream(),
@@ -144,6 +167,7 @@ where
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
             Inner::Bare { body } => body.size_hint(),
+            Inner::None => SizeHint::new(),
             Inner::Whole { pieces, trailers } => {
                 let len = pieces.iter().map(|piece| piece.len() as u64).sum();
                 let mut hint = SizeHint::new();
@@ -164,6 +188,7 @@ impl<R> fmt::Debug for ResponseBody<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match &self.inner {
             Inner::Bare { .. } => "Bare",
+            Inner::None => "None",
             Inner::Whole { .. } => "Whole",
             Inner::Stream { .. } => "Stream",
             Inner::Answer { .. } => "Answer",

@@ -1,7 +1,7 @@
 //! Capturing a response while it passes.
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::response::Parts;
 use http::{HeaderMap, StatusCode, Version};
 use http_body::Frame;
@@ -30,13 +30,14 @@ pub(super) struct Capture {
     announced: Option<usize>,
     /// Whether trailers may follow those.
     trailers_may_follow: bool,
+    /// Whether the body had more bytes than those.
+    is_cut: bool,
 }
 
 impl Capture {
     /// `rolled_back`: all effects of the handler were in a transaction that was not committed.
     pub(super) fn new(parts: &Parts, claim: &Claim, rolled_back: bool) -> Capture {
         let settings = &claim.core.settings;
-        let announced = parts.headers.get(http::header::CONTENT_LENGTH);
         Capture {
             status: parts.status,
             headers: settings.kept_headers.of(parts.status, &parts.headers),
@@ -46,8 +47,9 @@ impl Capture {
             len: 0,
             limit: settings.response_limit,
             trailers: None,
-            announced: announced.and_then(|len| len.to_str().ok()?.parse().ok()),
+            announced: announced(&parts.headers),
             trailers_may_follow: false,
+            is_cut: false,
         }
     }
 
@@ -61,12 +63,20 @@ impl Capture {
         len > self.limit as u64
     }
 
-    /// Captures a frame; returns false, and captures nothing, if it is too much.
-    pub(super) fn take(&mut self, frame: &Frame<Bytes>) -> bool {
-        if let Some(data) = frame.data_ref() {
-            if data.len() > self.limit - self.len {
-                return false;
+    /// Captures a frame and returns it, without bytes that were not announced: a server would not send them, or fail the
+    /// response.
+    ///
+    /// # Errors
+    ///
+    /// The whole frame, of which nothing is captured, if it is too much.
+    pub(super) fn take(&mut self, mut frame: Frame<Bytes>) -> Result<Frame<Bytes>, Frame<Bytes>> {
+        if let Some(data) = frame.data_mut() {
+            let announced = self.announced.unwrap_or(usize::MAX) - self.len;
+            if data.len().min(announced) > self.limit - self.len {
+                return Err(frame);
             }
+            self.is_cut |= data.len() > announced;
+            data.truncate(announced);
             if !data.is_empty() {
                 self.len += data.len();
                 self.body.push(data.clone());
@@ -74,7 +84,7 @@ impl Capture {
         } else if let Some(trailers) = frame.trailers_ref() {
             self.trailers.get_or_insert_default().extend(trailers.clone());
         }
-        true
+        Ok(frame)
     }
 
     /// Expects as many bytes as the body says to have, which the server announces in place of the head.
@@ -83,7 +93,7 @@ impl Capture {
         self.announced = self.announced.or(exactly);
     }
 
-    /// Expects no body after the head, whose length is that of another response (to `HEAD`, of a 304).
+    /// Expects no body after the head, whose length is that of another response (to `HEAD`).
     pub(super) fn expect_no_body(&mut self) {
         self.announced = None;
     }
@@ -104,10 +114,15 @@ impl Capture {
         self.announced == Some(self.len) && self.action.is_some()
     }
 
-    /// Whether trailers have arrived, after all bytes that were announced. They are the end of a body, whether or not it
-    /// says so: a server asks for nothing after them.
+    /// Whether trailers have arrived, after all bytes that were announced, or more bytes than those. Either is the end of a
+    /// body, whether or not it says so: a server asks for nothing after trailers.
     pub(super) fn has_ended(&self) -> bool {
-        self.trailers.is_some() && self.cut_short().is_none()
+        self.is_cut || self.trailers.is_some() && self.cut_short().is_none()
+    }
+
+    /// Whether the body had more bytes than were announced: its rest is nothing to send.
+    pub(super) fn is_cut(&self) -> bool {
+        self.is_cut
     }
 
     /// Whether nothing can follow, so that the server may not even ask for the end.
@@ -149,6 +164,11 @@ impl Capture {
             Stored::Response(Box::new(kept)).into()
         })
     }
+}
+
+/// How many bytes the head announces.
+pub(super) fn announced(headers: &HeaderMap) -> Option<usize> {
+    headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 /// What the head decides about the key.

@@ -12,7 +12,8 @@ use dlock::store::{Reason, StoreError};
 use http::Response;
 use tokio::time::{sleep, timeout};
 
-use super::body::ResponseBody;
+use super::body::{ResponseBody, has_no_body};
+use super::capture::announced;
 use super::claim::Claim;
 use super::owned::Owned;
 use super::policy::Ending;
@@ -25,6 +26,7 @@ use crate::problem::Problem;
 impl Claim {
     /// Returns what to store of the response; from now on the record decides the claim.
     pub(super) fn put_in_transaction(&self, response: Response<Bytes>) -> Vec<u8> {
+        let response = as_sent(response);
         let stored = self.to_store(&response);
         self.transaction.put(response);
         // The transaction now holds the record.
@@ -61,7 +63,8 @@ impl Claim {
             && !(put.again && last == Stored::Unavailable);
         if is_last {
             let response = Response::clone(&put.response);
-            return response.map(|body| ResponseBody::whole(vec![body], None));
+            let status = response.status();
+            return response.map(|body| ResponseBody::stored(status, vec![body], None));
         }
         let problem = match stored {
             Ok(Stored::Response(kept)) => {
@@ -72,7 +75,7 @@ impl Claim {
                     trailers,
                     stamp: _,
                 } = *kept;
-                let mut response = Response::new(ResponseBody::whole(body, trailers));
+                let mut response = Response::new(ResponseBody::stored(status, body, trailers));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
                 return response;
@@ -98,6 +101,18 @@ impl Claim {
             .await
             .unwrap_or_else(|_| Err(StoreError::unknown("the store does not answer")))
     }
+}
+
+/// Returns the response without bytes that no server sends: of a status without a body, or more than are announced.
+fn as_sent(mut response: Response<Bytes>) -> Response<Bytes> {
+    let sent = match has_no_body(response.status()) {
+        true => Some(0),
+        false => announced(response.headers()),
+    };
+    if let Some(sent) = sent {
+        response.body_mut().truncate(sent);
+    }
+    response
 }
 
 /// The outcome of the transaction of a handler that has answered.

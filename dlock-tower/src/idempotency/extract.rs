@@ -91,8 +91,8 @@ impl Idempotency {
     /// its effect, so that both exist or neither does (on Postgres with `PostgresClaim::complete_in`).
     ///
     /// From here on the claim is not renewed, and the layer reads the record before it decides anything: a lost reply
-    /// to the COMMIT looks like a failure. If the transaction was committed, the layer sends exactly this response,
-    /// whatever the handler answers. Otherwise nothing has happened: the key is released if the handler's answer is
+    /// to the COMMIT looks like a failure. If the transaction was committed, the layer sends exactly this response (without
+    /// [what no server sends](super#what-a-retry-gets)), whatever the handler answers. Otherwise nothing has happened: the key is released if the handler's answer is
     /// [ambiguous](super::Class::Ambiguous) (a 5xx, a panic), and a result (a 409) is kept, unless the store does not answer at that moment. So have no effect outside
     /// the transaction.
     #[must_use = "the layer expects it in the record"]

@@ -37,7 +37,8 @@ impl IdempotencyHandle {
     }
 
     /// Waits until all of that is done, at most this long, and returns how many pieces of work are left; those continue
-    /// for as long as the runtime does. Call it after the server has ended and before the lock client is shut down.
+    /// for as long as the runtime does. Call it after the server has ended and before the lock client is shut down: it
+    /// refuses no request, and neither does the layer after the shutdown of the client that gave it its records.
     /// Bodies of responses are [read on](super::IdempotencyLayer::read_on) for at most half of the time, the shortest if
     /// several handles shut the layer down at once.
     ///

@@ -114,6 +114,9 @@
 //! caller whole; of it is kept only that there was one, stored before the first byte past the limit goes
 //! out (before the head of event streams and upgrades), and so it is of a stream that breaks.
 //!
+//! What no server sends is not kept, nor sent to the first caller: a body of a 1xx, 204 or 304, of which nothing is read,
+//! and the bytes of a body that come after its announced `Content-Length`.
+//!
 //! # What clients are told
 //!
 //! The layer's own answers are `application/problem+json` (RFC 9457) with a stable `type` and a member

@@ -25,7 +25,7 @@ pub(super) fn response<R>(kept: Kept, version: Version) -> Response<ResponseBody
     if let Some(trailers) = &trailers {
         announce(&mut headers, trailers, version);
     }
-    let mut response = Response::new(ResponseBody::whole(body, trailers));
+    let mut response = Response::new(ResponseBody::stored(status, body, trailers));
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response

@@ -6,12 +6,12 @@ use std::task::Poll;
 
 use bytes::Bytes;
 use futures_util::poll;
-use http::{Method, Request, Response, StatusCode, Version};
+use http::{Method, Request, Response, Version};
 use http_body::Body;
 use http_body_util::BodyExt;
 use tower_service::Service;
 
-use super::body::ResponseBody;
+use super::body::{ResponseBody, has_no_body};
 use super::capture::{Capture, is_endless};
 use super::claim::Phase;
 use super::commit::Ended;
@@ -137,11 +137,17 @@ where
         claim.settle(settlement).await;
         return Response::from_parts(parts, ResponseBody::bare(body));
     }
-    if is_endless(&parts) || capture.exceeds(body.size_hint().lower()) {
+    let has_none = has_no_body(parts.status);
+    if is_endless(&parts) || !has_none && capture.exceeds(body.size_hint().lower()) {
         claim.settle(Stored::Unavailable).await;
         return Response::from_parts(parts, ResponseBody::bare(body));
     }
-    if body.is_end_stream() || method == Method::HEAD || has_no_body(parts.status) {
+    if has_none {
+        let settlement = capture.conclude(&claim);
+        claim.settle(settlement).await;
+        return Response::from_parts(parts, ResponseBody::none());
+    }
+    if body.is_end_stream() || method == Method::HEAD {
         capture.expect_no_body();
     } else {
         capture.expect_bytes(body.size_hint().exact());
@@ -149,16 +155,21 @@ where
     // Most bodies are complete at once; they are stored before the first byte is sent.
     let mut body = Box::pin(body);
     let body = loop {
-        let next = poll!(body.frame()).map(|next| match next {
+        let next = match capture.is_cut() {
+            true => Poll::Ready(None),
+            false => poll!(body.frame()),
+        };
+        let next = next.map(|next| match next {
             Some(frame) => Some(frame.map_err(Into::<BoxError>::into)),
             None => capture.cut_short().map(Err),
         });
         match next {
-            Poll::Ready(Some(Ok(frame))) if capture.take(&frame) => {}
             Poll::Ready(Some(Ok(frame))) => {
-                claim.settle(Stored::Unavailable).await;
-                let (pieces, trailers) = capture.pieces();
-                break ResponseBody::stream(Stream::passing(pieces, trailers, Some(frame), body));
+                if let Err(frame) = capture.take(frame) {
+                    claim.settle(Stored::Unavailable).await;
+                    let (pieces, trailers) = capture.pieces();
+                    break ResponseBody::stream(Stream::passing(pieces, trailers, Some(frame), body));
+                }
             }
             Poll::Ready(Some(Err(error))) => {
                 let (pieces, _) = capture.pieces();
@@ -182,11 +193,4 @@ where
         }
     };
     Response::from_parts(parts, body)
-}
-
-/// Whether a response has no body, whatever length it announces.
-///
-/// <https://www.rfc-editor.org/rfc/rfc9112#section-6.3>
-fn has_no_body(status: StatusCode) -> bool {
-    status.is_informational() || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }

@@ -141,12 +141,14 @@ where
                 State::Taking { body, capture, .. } => {
                     let frame = ready!(body.as_mut().poll_frame(cx)).transpose();
                     let step = match frame {
-                        Ok(Some(frame)) if !capture.take(&frame) => Step::TooMuch(frame),
-                        Ok(Some(frame)) if capture.is_complete() => Step::End(Some(frame)),
-                        Ok(Some(frame)) if body.is_end_stream() && capture.cut_short().is_none() => {
-                            Step::End(Some(frame))
-                        }
-                        Ok(Some(frame)) => return Poll::Ready(Some(Ok(frame))),
+                        Ok(Some(frame)) => match capture.take(frame) {
+                            Err(frame) => Step::TooMuch(frame),
+                            Ok(frame) if capture.is_complete() => Step::End(Some(frame)),
+                            Ok(frame) if body.is_end_stream() && capture.cut_short().is_none() => {
+                                Step::End(Some(frame))
+                            }
+                            Ok(frame) => return Poll::Ready(Some(Ok(frame))),
+                        },
                         Ok(None) => match capture.cut_short() {
                             Some(error) => Step::Broken(error),
                             None => Step::End(None),
@@ -195,7 +197,7 @@ where
             Step::TooMuch(frame) => (Stored::Unavailable.into(), Some(frame), After::Body(body)),
             Step::End(frame) => {
                 // Everything announced has arrived; trailers may still follow.
-                let after = if body.is_end_stream() || frame.is_none() {
+                let after = if body.is_end_stream() || frame.is_none() || capture.is_cut() {
                     let_go(body);
                     After::Nothing(Last::End)
                 } else {
@@ -316,12 +318,11 @@ async fn read_on<R>(
             next = AssertUnwindSafe(body.frame()).catch_unwind() => next,
         };
         match next {
-            Ok(Some(Ok(frame))) if capture.take(&frame) => {
-                if capture.has_ended() {
-                    break true;
-                }
-            }
-            Ok(Some(Ok(_))) => break false,
+            Ok(Some(Ok(frame))) => match capture.take(frame) {
+                Ok(_) if capture.has_ended() => break true,
+                Ok(_) => {}
+                Err(_) => break false,
+            },
             // A body that panicked is broken, and never polled again.
             Ok(Some(Err(_))) | Err(_) => break capture.has_all_bytes(),
             Ok(None) => break capture.cut_short().is_none(),

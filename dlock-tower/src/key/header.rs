@@ -2,6 +2,7 @@
 
 use std::future::{Future, ready};
 
+use http::header::HeaderName;
 use http::request::{Parts, Request};
 
 use super::change::Key;
@@ -10,8 +11,15 @@ use super::parts::{in_parts, twice};
 use crate::Rejection;
 
 /// Uses the value of a header. A missing one, one given twice, or one that is not UTF-8 is answered with 400.
+///
+/// A name that no header can have, such as `x account`, is answered with 500 and an error in the log, also with
+/// [`optional`](Key::optional) and [`or`](Key::or).
 pub fn header(name: impl Into<String>) -> Key<Header> {
-    Key::new(Header { name: name.into() })
+    let name = name.into();
+    Key::new(Header {
+        header: HeaderName::from_bytes(name.as_bytes()).ok(),
+        name,
+    })
 }
 
 /// See [`header`].
@@ -28,12 +36,20 @@ pub fn header(name: impl Into<String>) -> Key<Header> {
 #[derive(Debug, Clone)]
 pub struct Header {
     name: String,
+    /// `None` if no header can have that name.
+    header: Option<HeaderName>,
 }
 
 impl Header {
     fn find(&self, parts: &Parts) -> Result<Found, Rejection> {
         let what = || format!("header {}", self.name);
-        let mut values = parts.headers.get_all(&self.name).iter();
+        let Some(header) = &self.header else {
+            return Err(Rejection::internal(format!(
+                "no header can have the name {:?} of `key::header`",
+                self.name
+            )));
+        };
+        let mut values = parts.headers.get_all(header).iter();
         let Some(value) = values.next() else {
             return Ok(Found::missing(what()));
         };

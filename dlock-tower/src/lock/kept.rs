@@ -90,7 +90,8 @@ pub(super) async fn release_hold(hold: Option<Arc<Hold>>) {
     note_release(&key, guard.release().await);
 }
 
-/// Logs a failed release: the answer of the work is sent all the same.
+/// Logs a release that was not confirmed in time: the answer of the work is sent all the same. The client sends the release
+/// again, and warns of one that fails for good.
 pub(crate) fn note_release(key: &LockKey, released: Result<(), Error>) {
     match released {
         Ok(()) => {}
@@ -98,7 +99,7 @@ pub(crate) fn note_release(key: &LockKey, released: Result<(), Error>) {
             tracing::debug!(%key, %error, "the lock of a request was lost before its release");
         }
         Err(error) => {
-            tracing::warn!(%key, %error, "the lock of a request was not released; it ends with its lease")
+            tracing::debug!(%key, %error, "the release of the lock of a request was not confirmed");
         }
     }
 }
@@ -261,8 +262,8 @@ impl KeptLocks {
         }
     }
 
-    /// Releases the locks and waits until the store has confirmed it, unless other work keeps them too. A failure is
-    /// logged; then the lock ends with its lease.
+    /// Releases the locks and waits until the store has confirmed it, unless other work keeps them too. A release that fails
+    /// for good is logged; then the lock ends with its lease.
     ///
     /// # Cancel safety
     ///

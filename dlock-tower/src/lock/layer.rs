@@ -320,7 +320,8 @@ impl<K, P> LockLayer<K, P> {
     }
 
     /// Checks the options. Call it when the service starts: otherwise a mistake is logged when the layer is put around
-    /// a service, and every request is answered with 500.
+    /// a service, and every request is answered with 500. The key is not an option: what is wrong with it, such as the name of a
+    /// header that no request can have, is logged with each request, which is answered with 500.
     ///
     /// # Errors
     ///

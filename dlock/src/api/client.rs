@@ -268,7 +268,8 @@ impl LockClient {
     pub async fn list(&self, prefix: &str) -> Result<Vec<(LockKey, Holder)>, Error> {
         let key = LockKey::raw(format!("{prefix}*"));
         let store = self.shared().store.clone();
-        let list = read(reply_of(called(&key, || store.list(prefix.to_owned())), &key));
+        let list = reply_of(called(&key, || store.list(prefix.to_owned())), &key);
+        let list = read(self.shared().noting(list));
         let found = self.handle().with_timers(list).await;
         let mut found = found.map_err(|error| error.into_error("the list of locks", &key))?;
         found.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -286,7 +287,7 @@ impl LockClient {
         let key = LockKey::new(key)?;
         let store = self.shared().store.clone();
         let release = reply_of(called(&key, || store.force_release(key.clone())), &key);
-        let released = self.handle().with_timers(release).await;
+        let released = self.handle().with_timers(self.shared().noting(release)).await;
         released.map_err(|error| error.into_error("the forced release of lock", &key))
     }
 
@@ -310,7 +311,11 @@ impl LockClient {
     /// its renewed claim for as long as the runtime does, and its result is kept. If the process ends first, the next attempt
     /// waits for the lease. Called inside a hold or such work, this waits until the deadline.
     ///
-    /// Work on [records](Self::records) without a client, and the handlers of an idempotency layer, are not waited for.
+    /// Work on [records](Self::records) without a client, and the handlers of an idempotency layer, are not waited for, and
+    /// records that the client has given out still take new claims. So end the server before.
+    ///
+    /// An acquire that is in flight is waited for, too. One that its owner keeps and does not poll, as beside the shutdown in a
+    /// `select!`, may keep the shutdown until the deadline, and what the store granted it ends with its lease: drop it before.
     ///
     /// Cancel safe: dropped half way, the client stays closed to new acquires.
     pub async fn shutdown(&self, deadline: Duration) -> ShutdownReport {

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use crate::base::moment::Moment;
 use crate::engine::timing::Backoff;
-use crate::runtime::calls::counted;
 use crate::runtime::client::{Handle, Shared};
 use crate::runtime::emit::Event;
 use crate::runtime::release::pauses;
@@ -52,7 +51,7 @@ async fn repeat(
     let mut unknown = false;
     loop {
         let sent = Moment::now();
-        let mut error = match counted(&counters, &request).await {
+        let mut error = match shared.counted(&counters, &request).await {
             Ok(reply) => return Ok(reply),
             Err(error) => error,
         };

@@ -193,8 +193,8 @@ impl Holding for LockGuard {
     }
 }
 
-/// Releases after the work is done. The release queue logs and counts a release that fails then; the work's result is
-/// kept.
+/// Releases after the work is done, and keeps the work's result. A release that is not confirmed in time goes on; the release
+/// queue logs and counts it if it fails for good.
 pub(crate) async fn finish(guard: impl Holding) {
     let key = guard.view().key().clone();
     match guard.release_hold().await {

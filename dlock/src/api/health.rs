@@ -104,8 +104,8 @@ impl LockClient {
 pub struct Health {
     /// Whether it starts nothing new: it drains, or was shut down.
     pub is_draining: bool,
-    /// Time since the store last replied, also with a refusal; `None` before the first reply. An idle client sends
-    /// nothing, so the time grows.
+    /// Time since the store last replied to this client, whatever was asked, also with a refusal; `None` before the first
+    /// reply. An idle client sends nothing, so the time grows.
     pub last_reply: Option<Duration>,
     /// How many locks it holds. Work under claims is not among them.
     pub held: usize,
@@ -114,7 +114,8 @@ pub struct Health {
     /// How many of the locks are suspect, see [`HoldState::Suspect`].
     pub suspect: usize,
     /// The shortest time for which any of them is still certain to be held, unless it is renewed; `None` without holds.
-    /// A renewed lease is renewed when two thirds of it are left, so less than a third is a near miss.
+    /// A renewed lease is renewed when two thirds of it are left, so less than a third is a near miss, unless the hold ends with
+    /// its [`max_hold`](crate::Lock::max_hold).
     pub least_lease_left: Option<Duration>,
     /// How often connections to the store broke and were restored, or another server took over.
     pub reconnects: u64,

@@ -20,8 +20,6 @@ use crate::{Error, LockKey};
 
 /// The highest count: up to here every store counts exactly.
 const HIGHEST: u64 = 1 << 53;
-/// How much sooner before its end a wait looks at the count once more than an answer counts as missing.
-const A_MOMENT: Duration = Duration::from_millis(100);
 /// The look at the count, in error messages.
 const COUNT: &str = "the count of latch";
 
@@ -229,17 +227,16 @@ impl Latch {
             if self.count().await? == 0 {
                 return Ok(());
             }
-            let patience = {
+            let last_look = {
                 let mut looks = looks.lock();
                 looks.is_busy(None, Moment::now());
-                looks.patience()
+                until.map(|until| looks.last_look(Moment::of(until)))
             };
             // The first notification means "you are subscribed, check now", so nothing is missed in between. A
             // notification during a check leads to another one.
             let watch =
                 watch.get_or_insert_with(|| shared.call_watch(Kind::Latch, &self.key, shared.next_grant()));
-            let last_look = until.and_then(|until| until.checked_sub(patience + A_MOMENT));
-            let till_then = last_look.and_then(|look| look.checked_duration_since(clock::now()));
+            let till_then = last_look.map(|look| look.since(Moment::now()));
             let sleep = till_then.filter(|left| !left.is_zero()).unwrap_or(LONGEST_SLEEP);
             let _ = tokio::time::timeout(sleep.min(LONGEST_SLEEP), watch.changed()).await;
         }

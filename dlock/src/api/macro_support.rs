@@ -123,7 +123,7 @@ impl<T, E: HoldsLockError> FromLockError for Result<T, E> {
 #[diagnostic::on_unimplemented(
     message = "the error type `{Self}` of a function with `#[distributed_lock]` cannot hold a `dlock::Error`",
     label = "`{Self}` has no `From<dlock::Error>`",
-    note = "implement `From<dlock::Error>` for `{Self}`",
+    note = "implement `From<dlock::Error>` for `{Self}`; if that is a type parameter, make it a bound",
     note = "or say what to return instead: `on_error = path::to::function`, a `fn(dlock::Error)` that gives the return type"
 )]
 pub trait HoldsLockError {
@@ -190,7 +190,7 @@ mod once {
     #[diagnostic::on_unimplemented(
         message = "the error type `{Self}` of a function with `#[once]` cannot hold a `dlock::NotRun`",
         label = "`{Self}` has no `From<dlock::NotRun>`",
-        note = "implement `From<dlock::NotRun>` for `{Self}`"
+        note = "return `dlock::NotRun`, or an error type of your own that has `From<dlock::NotRun>`; if `{Self}` is a type parameter, make it a bound"
     )]
     pub trait HoldsNotRun {
         /// The error as this type.

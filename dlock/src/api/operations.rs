@@ -91,7 +91,8 @@ impl LockClient {
     pub async fn clients(&self) -> Result<Vec<ClientReport>, Error> {
         const WHAT: &str = "the list of clients";
         let operations = self.operations(WHAT)?;
-        let reports = self.handle().with_timers(caught(None, reports(operations))).await;
+        let reports = self.shared().noting(caught(None, reports(operations)));
+        let reports = self.handle().with_timers(reports).await;
         reports.map_err(|error| failed(error, WHAT))
     }
 
@@ -123,7 +124,8 @@ impl LockClient {
             return Err(Error::ClientClosed);
         }
         let within = Instant::now() + ANSWERS_WITHIN;
-        let answer = timeout_anywhere(within, caught(None, asked(operations, client)));
+        let answer = self.shared().noting(caught(None, asked(operations, client)));
+        let answer = timeout_anywhere(within, answer);
         match self.handle().with_timers(answer).await {
             Some(answer) => answer.map_err(|error| failed(error, WHAT)),
             None => Ok(None),
@@ -142,7 +144,7 @@ impl LockClient {
         const WHAT: &str = "the list of connections";
         let client = client_id(client)?;
         let connections = self.operations(WHAT)?.connections(client);
-        let connections = self.handle().with_timers(connections).await;
+        let connections = self.handle().with_timers(self.shared().noting(connections)).await;
         connections.map_err(|error| failed(error, WHAT))
     }
 

@@ -92,7 +92,8 @@ pub enum Error {
         limit: usize,
     },
 
-    /// The store did not answer, and nothing was changed on it.
+    /// The store did not answer, and nothing was changed on it. An acquire that its caller gave up while it still waited to be sent
+    /// may yet be sent, with its release right behind it.
     #[non_exhaustive]
     Unreachable {
         /// The operation that failed.

@@ -100,9 +100,9 @@ impl Holder {
 
     /// Returns whether the lease was not renewed when due: whether less than one and a half times the interval is left at
     /// which its client publishes (a third of the client's lease, 1 s at least and 5 s at most; 5 s where it publishes
-    /// nothing). A renewed lease always has two thirds left; one of a few seconds that a lock has by itself may count
-    /// always. A hold that its holder reports as suspect counts, too; a lock that is only kept for its `min_hold` does not: it
-    /// ends as it should.
+    /// nothing). A renewed lease has two thirds left, except before the end of its `max_hold`, when it may count; one of a few
+    /// seconds that a lock has by itself may count always. A hold that its holder reports as suspect counts, too; a lock that
+    /// is only kept for its `min_hold` does not: it ends as it should.
     #[must_use]
     pub fn is_near_its_end(&self) -> bool {
         /// How often a client publishes, at most every third of its lease; usually this often.

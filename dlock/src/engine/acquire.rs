@@ -100,6 +100,14 @@ impl<'e> Acquire<'e> {
         self.round
     }
 
+    /// Before an event that ends the wait: if the request without a reply was certainly not sent, its outcome is known.
+    pub(crate) fn ends_with(&mut self, event: &Event, was_not_sent: impl FnOnce(Moment) -> bool) {
+        let gives_up = matches!(event, Event::WaitOver | Event::PatienceOver);
+        if gives_up && self.state == State::Asks && was_not_sent(self.sent) {
+            self.state = State::Waits { until: self.sent };
+        }
+    }
+
     /// When `retry_for` is over.
     pub(crate) fn patience_ends(&self) -> Option<Moment> {
         self.evidence.patience_ends(self.rules.patience)
@@ -298,11 +306,20 @@ impl<'e> Acquire<'e> {
             true => until_next_fair_request(left, again),
             false => until_next_request(left, self.longest, again),
         };
+        let sleep = self.with_last_look(sleep, now);
         Step {
             head_waits: self.is_head,
             warns,
             listens,
             ..self.pauses(sleep, now)
+        }
+    }
+
+    /// Shortens the sleep after which the wait would be over without another look.
+    fn with_last_look(&self, sleep: Duration, now: Moment) -> Duration {
+        match self.rules.until.map(|until| self.evidence.last_look(until)) {
+            Some(last_look) if now < last_look => sleep.min(last_look.since(now)),
+            _ => sleep,
         }
     }
 

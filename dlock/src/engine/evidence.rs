@@ -16,6 +16,9 @@ use crate::store::{Outcome, Reason, StoreError};
 /// of the store is unknown.
 const SILENCE: Duration = Duration::from_millis(250);
 
+/// How much sooner than that before the end of a wait the store is asked for the last time.
+const A_MOMENT: Duration = Duration::from_millis(100);
+
 /// The longest pause between two requests while the store does not answer, before jitter.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -180,6 +183,11 @@ impl Evidence {
     /// How long a request may stay without a reply before the store counts as silent.
     pub(crate) fn patience(&self) -> Duration {
         SILENCE.max(self.slowest * 4)
+    }
+
+    /// When a waiter asks for the last time, if its wait is over then: a notification may have been lost.
+    pub(crate) fn last_look(&self, until: Moment) -> Moment {
+        until.earlier_by(self.patience() + A_MOMENT)
     }
 
     /// Returns what a call reports when its wait time or `retry_for` is over. `sent` says whether one of its own

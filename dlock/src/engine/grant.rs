@@ -54,7 +54,7 @@ impl Terms {
     /// Whether a lease that ends at `deadline` lasts as long as `max_hold` allows.
     pub(crate) fn ends_with_max_hold(&self, deadline: Moment) -> bool {
         let last = deadline + safety_margin(self.lease);
-        self.renewed && self.max_end().is_some_and(|end| last >= end)
+        self.max_end().is_some_and(|end| last >= end)
     }
 
     /// The lease for a renewal sent now: that of the grant, as far as `max_hold` allows, or the rest of a fixed one
@@ -261,12 +261,18 @@ mod tests {
             (ms(29_700), max_end, HoldState::Lost(Loss::MaxHold)),
             (ms(29_700), Some(START + s(31)), HoldState::Lost(Loss::Expired)),
         ] {
-            let terms = Terms { max_end, ..terms() };
-            assert_eq!(
-                granted().judge(&terms, START + after),
-                state,
-                "{after:?} {max_end:?}"
-            );
+            for renewed in [true, false] {
+                let terms = Terms {
+                    max_end,
+                    renewed,
+                    ..terms()
+                };
+                assert_eq!(
+                    granted().judge(&terms, START + after),
+                    state,
+                    "{after:?} {max_end:?} {renewed}"
+                );
+            }
         }
     }
 

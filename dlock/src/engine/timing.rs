@@ -123,7 +123,11 @@ pub(crate) fn until_next_request(
         true => Duration::from_millis(200),
         false => ROUNDED_OFF,
     };
-    let by_lease = left.map_or(LONGEST_SLEEP, |left| (left / 2).max(longest / 3).min(left + late));
+    // Half of a nanosecond is none, and a waiter that does not sleep at all keeps a paused clock from advancing.
+    let shortest = Duration::from_nanos(1);
+    let by_lease = left.map_or(LONGEST_SLEEP, |left| {
+        (left / 2).max(longest / 3).max(shortest).min(left + late)
+    });
     by_lease.min(LONGEST_SLEEP).min(again.unwrap_or(LONGEST_SLEEP))
 }
 
@@ -249,6 +253,9 @@ mod tests {
             let next = until_next_request(left.map(ms), ms(longest), again.map(ms));
             assert_eq!(next, sleep, "{left:?} {longest} {again:?}");
         }
+        // It sleeps, however little is left.
+        let nanosecond = Duration::from_nanos(1);
+        assert_eq!(until_next_request(Some(nanosecond), nanosecond, None), nanosecond);
     }
 
     #[test]

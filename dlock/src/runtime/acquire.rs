@@ -297,7 +297,10 @@ impl<G: AcquireTarget> Wait<'_, G> {
             outcome = outcome => outcome,
             // Before the timer, which is that of a runtime that may have ended.
             () = self.call.ending().given() => return Err(self.call.ended()),
-            () = self.over() => return Err(self.gave_up(evidence, true)),
+            () = self.over() => {
+                let sent = !self.call.was_not_sent(Moment::of(asked));
+                return Err(self.gave_up(evidence, sent));
+            }
         };
         match outcome {
             Ok(AttemptOutcome::Got(got)) => return Ok(Some(got)),
@@ -418,6 +421,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
             permits: kind == Kind::Permit,
             patience: self.patience(),
             started: Moment::of(self.started),
+            until: self.until.map(Moment::of),
         }
     }
 

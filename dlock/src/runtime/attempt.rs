@@ -27,7 +27,7 @@ use crate::runtime::scope::HoldRef;
 use crate::runtime::unfinished::Part;
 use crate::store::{
     self, AcquireReply, AcquireRequest, Announce, Busy, GivenLease, GrantId, Outcome, Reason, RenewRequest,
-    Renewal, Store, StoreError,
+    Renewal, StoreError,
 };
 use crate::{Error, Loss};
 
@@ -153,10 +153,6 @@ impl AcquireAttempt {
         (self.handle.shared(), self.series.client())
     }
 
-    pub(crate) fn store(&self) -> Arc<dyn Store> {
-        self.handle.shared().store.clone()
-    }
-
     /// Returns the moment from which its lease counts.
     pub(crate) fn sent(&self) -> Instant {
         self.sent
@@ -258,7 +254,7 @@ impl AcquireAttempt {
         let guard = Hold::new(hold, handle);
         // Dropped if it is already lost, which releases it.
         match status {
-            HoldState::Lost(Loss::Expired) => Err(StoreError::not_done(
+            HoldState::Lost(Loss::Expired | Loss::MaxHold) => Err(StoreError::not_done(
                 Reason::Unreachable,
                 "the reply arrived after the lease expired",
             )),

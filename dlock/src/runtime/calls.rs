@@ -26,6 +26,7 @@ use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::{ClientSeries, Operation};
 use crate::store::counter::{CounterReply, CounterRequest, Counters};
+use crate::store::records::RecordListener;
 use crate::store::{
     self, AcquireAllReply, AcquireReply, AcquireRequest, GrantId, Kind, Lane, Reason, Store, StoreError,
     StoreFuture, Watch,
@@ -67,6 +68,26 @@ impl Shared {
         called(first, || store.acquire_all(requests))
     }
 
+    /// Asks a counter, and returns the store's reply. A step that panics has failed.
+    pub(crate) async fn counted(
+        &self,
+        counters: &Arc<dyn Counters>,
+        request: &CounterRequest,
+    ) -> Result<CounterReply, StoreError> {
+        let step = called(&request.key, || counters.clone().count(request.clone()));
+        self.noting(reply_of(step, &request.key)).await
+    }
+
+    /// Runs an operation, and notes that the store has replied.
+    pub(crate) async fn noting<T>(
+        &self,
+        operation: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let reply = operation.await;
+        self.calls.ended(&reply);
+        reply
+    }
+
     /// Subscribes to the releases of a key. If the store panics, there are no notifications, and the waiter polls.
     pub(crate) fn call_watch(&self, kind: Kind, key: &LockKey, grant: GrantId) -> Watch {
         let store = self.store.clone();
@@ -91,6 +112,11 @@ pub(crate) fn lane_of(store: &dyn Store, key: &LockKey) -> Lane {
 /// Returns the number of the keys that one operation can acquire together with this one; `None`, too, if the store panics.
 pub(crate) fn together_with(store: &dyn Store, kind: Kind, key: &LockKey) -> Option<u32> {
     told(key, || store.together(kind, key)).flatten()
+}
+
+/// Whether the store has certainly sent nothing since then; it may have, if it panics.
+pub(crate) fn was_unreachable_since(store: &dyn Store, key: &LockKey, since: Instant) -> bool {
+    told(key, || store.was_unreachable_since(since)).unwrap_or_default()
 }
 
 /// Returns what the store says of a lock that it did not grant; nothing, if it panics.
@@ -126,15 +152,6 @@ pub(crate) fn poll_step<T>(
 /// Runs an operation to its end. One that panics has failed.
 pub(crate) async fn reply_of<T>(mut step: StoreFuture<T>, key: &LockKey) -> Result<T, StoreError> {
     std::future::poll_fn(|cx| poll_step(&mut step, cx, key)).await
-}
-
-/// Asks a counter, and returns the store's reply. A step that panics has failed.
-pub(crate) async fn counted(
-    counters: &Arc<dyn Counters>,
-    request: &CounterRequest,
-) -> Result<CounterReply, StoreError> {
-    let step = called(&request.key, || counters.clone().count(request.clone()));
-    reply_of(step, &request.key).await
 }
 
 /// Runs operations, of which none is called before the first poll. If one panics, all have failed.
@@ -295,10 +312,17 @@ impl Calls {
 
     /// Records the end of an operation.
     pub(crate) fn ended<T>(&self, outcome: &Result<T, StoreError>) {
-        let is_reply = match outcome {
-            Ok(_) => true,
-            Err(error) => !matches!(error.reason, Reason::Unreachable | Reason::Closed),
-        };
+        self.ended_with(outcome.as_ref().err());
+    }
+
+    fn ended_with(&self, failure: Option<&StoreError>) {
+        // What a store does not support it refuses without its server.
+        let is_reply = failure.is_none_or(|error| {
+            !matches!(
+                error.reason,
+                Reason::Unreachable | Reason::Closed | Reason::Unsupported
+            )
+        });
         if is_reply {
             let now = Moment::now();
             // Written seldom, as all threads read it.
@@ -331,6 +355,12 @@ impl Calls {
         for caller in self.releasing.take() {
             waking(|| caller.wake());
         }
+    }
+}
+
+impl RecordListener for Calls {
+    fn ended(&self, failure: Option<&StoreError>) {
+        self.ended_with(failure);
     }
 }
 

@@ -255,7 +255,9 @@ impl Shared {
 
     /// Returns the records of the store.
     pub(crate) fn records(&self) -> Result<Records, Error> {
-        (self.store.clone().records()).ok_or_else(|| Error::Unsupported {
+        let records = self.store.clone().records();
+        let records = records.map(|records| records.told_to(self.calls.clone()));
+        records.ok_or_else(|| Error::Unsupported {
             what: "keeping records".to_owned(),
             reason: self.store.no_records().to_owned(),
         })

@@ -47,7 +47,7 @@ pub(crate) enum Event<'a> {
     },
     /// The process no longer holds it, whether or not the store knows.
     HoldEnds { series: &'a Series, was_suspect: bool },
-    /// The hold has certainly ended.
+    /// The hold has certainly ended, or its release failed for good.
     Held {
         series: &'a Series,
         of: Of<'a>,
@@ -56,7 +56,7 @@ pub(crate) enum Event<'a> {
     },
     /// A lock was handed off in this process.
     HandedOff { series: &'a Series },
-    /// A lease was renewed with this much left.
+    /// A lease was renewed with this much left, unless it lasted as long as `max_hold` allows already.
     Renewed {
         series: &'a Series,
         of: Of<'a>,
@@ -131,7 +131,8 @@ pub(crate) enum Event<'a> {
         grant: GrantId,
         error: &'a StoreError,
     },
-    /// The release after the user's work failed; the work's result is returned all the same.
+    /// The release after the user's work was not confirmed in time; the work's result is returned all the same. If the
+    /// release fails for good, that is reported by itself.
     NotReleasedAfterWork { key: &'a LockKey, error: &'a Error },
     /// A request on a counter failed and is sent again.
     CounterRepeated { key: &'a LockKey, error: &'a StoreError },
@@ -244,7 +245,8 @@ impl Event<'_> {
                 left,
                 lease,
             } => {
-                series.renewed(left.as_secs_f64() / lease.as_secs_f64());
+                // The first lease is as long as a `min_hold`.
+                series.renewed((left.as_secs_f64() / lease.as_secs_f64()).min(1.0));
                 if left < lease / 3 {
                     of.tell_later(|| LockEventKind::NearMiss { left });
                 }
@@ -338,7 +340,7 @@ impl Event<'_> {
                 log!(warn, %key, %grant, %error, "a lock could not be released; it ends with its lease");
             }
             Event::NotReleasedAfterWork { key, error } => {
-                log!(warn, %key, %error, "the release of a lock failed; it ends with its lease");
+                log!(debug, %key, %error, "the release of a lock after its work was not confirmed");
             }
             Event::CounterRepeated { key, error } => {
                 log!(debug, %key, %error, "a counter operation failed and is repeated");

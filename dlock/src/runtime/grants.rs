@@ -583,9 +583,14 @@ impl Grant {
         Event::HoldEnds { series, was_suspect }.emit();
     }
 
-    /// Reports that the hold has certainly ended.
+    /// Reports that the hold has ended.
     pub(crate) fn tell_held(&self, ended: Ended) {
         self.tell_held_for(Moment::now().since(self.since), ended);
+    }
+
+    /// Reports that the holder left at this moment, and that the next one in this process gets the grant.
+    pub(crate) fn tell_passed_on(&self, left: Moment) {
+        self.tell_held_for(left.since(self.since), Ended::Handoff);
     }
 
     fn tell_held_for(&self, held: Duration, ended: Ended) {
@@ -600,9 +605,11 @@ impl Grant {
 
     /// Reports the loss, which the watchdog has detected, or only the release.
     pub(crate) fn tell_lost(&self, reason: &LossReason) {
-        self.tell_held(Ended::Lost);
+        // A log may be slow.
+        let held = Moment::now().since(self.since);
         let event = self.loss(reason);
         self.in_span(|| event.emit());
+        self.tell_held_for(held, Ended::Lost);
     }
 
     fn loss<'a>(&'a self, reason: &'a LossReason) -> Event<'a> {

@@ -45,7 +45,6 @@ pub(crate) fn pass_on(
     let of = head.is_none().then(|| LockId::new(grant.kind, &grant.key));
     if may_be_handed_off && hand_off(handle, &grant, of.as_ref(), &mut head, now) {
         grant.ends_span(Ended::Handoff);
-        grant.tell_held(Ended::Handoff);
         Event::HandedOff {
             series: &grant.series,
         }
@@ -147,6 +146,8 @@ fn hand_off(
         }
         return false;
     }
+    // Before the next holder has it, whose events have the same id.
+    grant.tell_passed_on(now);
     successor.tell_handed_off(was_suspect);
     if let Some(mut head) = head.take() {
         head.handed = head.handed.saturating_add(1);

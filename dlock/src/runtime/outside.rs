@@ -49,6 +49,36 @@ impl<F: Future> Future for WithTimers<F> {
     }
 }
 
+#[cfg(feature = "once")]
+pin_project! {
+    /// A future that any executor may poll; created by [`with_timers_of`].
+    pub(crate) struct WithTimersOf<F> {
+        #[pin]
+        future: F,
+        runtime: runtime::Handle,
+    }
+}
+
+/// Makes a future use the timers of this runtime when it is polled outside tokio.
+#[cfg(feature = "once")]
+pub(crate) fn with_timers_of<F: Future>(runtime: &runtime::Handle, future: F) -> WithTimersOf<F> {
+    WithTimersOf {
+        future,
+        runtime: runtime.clone(),
+    }
+}
+
+#[cfg(feature = "once")]
+impl<F: Future> Future for WithTimersOf<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        let _entered = is_outside().then(|| this.runtime.enter());
+        this.future.poll(cx)
+    }
+}
+
 /// Whether the calling code has no tokio runtime.
 pub(crate) fn is_outside() -> bool {
     // The task check is cheaper, and nearly always positive.

@@ -146,7 +146,8 @@ impl Shared {
             let Some(operations) = self.store.clone().operations() else {
                 return Ok(None);
             };
-            operations.get(EntryName::of_client("client", client)).await
+            let entry = operations.get(EntryName::of_client("client", client));
+            self.noting(entry).await
         };
         Ok(caught(None, entry).await?.and_then(|entry| read(&entry)))
     }
@@ -175,7 +176,8 @@ impl Shared {
     }
 
     async fn inspect(&self, key: &LockKey) -> Result<Vec<Holder>, StoreError> {
-        reply_of(called(key, || self.store.clone().inspect(key.clone())), key).await
+        let inspected = reply_of(called(key, || self.store.clone().inspect(key.clone())), key);
+        self.noting(inspected).await
     }
 
     /// Why the store no longer has a hold, as far as the store can tell.
@@ -363,7 +365,7 @@ async fn write(shared: &Arc<Shared>, operations: &Arc<dyn Operations>, mailbox: 
         let put = operations
             .clone()
             .put(name.clone(), text.into_bytes(), ttl, false);
-        match tokio::time::timeout(shared.settings.timeout, put).await {
+        match tokio::time::timeout(shared.settings.timeout, shared.noting(put)).await {
             Ok(Ok(())) => last = Some((now, content)),
             Ok(Err(error)) => {
                 Event::NotWritten { error: Some(&error) }.emit();

@@ -155,6 +155,16 @@ impl Watchdog {
         self.act(actions);
     }
 
+    /// Ends the grants that were taken away on the store. One that is still on its way here is confirmed when it enters.
+    pub(crate) fn lose_taken(&self, was_taken: impl Fn(&Grant) -> bool, now: Moment) {
+        let actions = self.with_all(|table| {
+            table.doubt_entering(now);
+            self.entering.doubt(now);
+            table.end(Loss::Gone, |grant| was_taken(grant))
+        });
+        self.act(actions);
+    }
+
     /// Has every grant of a lane, or of all lanes, confirmed at once.
     fn doubt(&self, lane: Option<Lane>, now: Moment) {
         let actions = self.with_all(|table| {
@@ -448,7 +458,11 @@ impl store::Renewable for Grant {
 
 impl Shared {
     /// Records how a request to renew grants ended.
-    fn renewals_ended(&self, results: &Result<Vec<Result<Renewal, StoreError>>, StoreError>, sent: Instant) {
+    pub(crate) fn renewals_ended(
+        &self,
+        results: &Result<Vec<Result<Renewal, StoreError>>, StoreError>,
+        sent: Instant,
+    ) {
         let outcome = outcome_of_renewals(results);
         self.calls.ended(&outcome);
         // The first one registers the series.

@@ -123,7 +123,10 @@ pub trait Store: Send + Sync + 'static {
     /// Renews grants of one lane; the replies are in the order of the requests.
     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>>;
 
-    /// Returns the holders of the key: none, one, or several readers.
+    /// Returns the holders of the key: none, one, or several readers or permits.
+    ///
+    /// There is one [`Holder`] for each grant, but one for each permit of a grant of several. A grant that is kept by its
+    /// `min_hold` is among them.
     ///
     /// The default fails with [`Reason::Unsupported`].
     fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
@@ -208,6 +211,13 @@ pub trait Store: Send + Sync + 'static {
     /// took over. The client confirms each grant there at once.
     fn doubts(&self) -> Doubts {
         Doubts::never()
+    }
+
+    /// Whether the store certainly has sent nothing since then, as it had no connection. A call whose time is over then reports
+    /// [`Unreachable`](crate::Error::Unreachable), and not [`OutcomeUnknown`](crate::Error::OutcomeUnknown), although its request
+    /// still waits to be sent: it is undone along with it. By default it may have been sent. It must return at once.
+    fn was_unreachable_since(&self, _since: tokio::time::Instant) -> bool {
+        false
     }
 
     /// Returns the checks of this store, for [`LockClient::doctor`](crate::LockClient::doctor). `None` if it has none.

@@ -532,21 +532,18 @@ impl<S: RecordStore> DynRecordStore for S {
     }
 }
 
+/// Learns of each reply of the record store.
+pub(crate) trait RecordListener: Send + Sync {
+    fn ended(&self, failure: Option<&StoreError>);
+}
+
 /// An operation. One that panics has failed with an unknown outcome: a panic would end the task that renews a claim, and
 /// in a destructor that a panic runs it would end the process.
 struct Operation<T> {
     key: RecordKey,
     /// `None` if the call has panicked.
     step: Option<StoreFuture<T>>,
-}
-
-impl<T> Operation<T> {
-    fn begin(key: &RecordKey, call: impl FnOnce() -> StoreFuture<T>) -> Operation<T> {
-        Operation {
-            key: key.clone(),
-            step: catch_unwind(AssertUnwindSafe(call)).ok(),
-        }
-    }
+    listener: Option<Arc<dyn RecordListener>>,
 }
 
 impl<T> Future for Operation<T> {
@@ -555,10 +552,14 @@ impl<T> Future for Operation<T> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T, StoreError>> {
         let step = self.step.as_mut();
         let polled = step.and_then(|step| catch_unwind(AssertUnwindSafe(|| step.as_mut().poll(cx))).ok());
-        polled.unwrap_or_else(|| {
+        let polled = polled.unwrap_or_else(|| {
             panicked(&self.key);
             Poll::Ready(Err(StoreError::unknown("the step panicked")))
-        })
+        });
+        if let (Poll::Ready(reply), Some(listener)) = (&polled, &self.listener) {
+            listener.ended(reply.as_ref().err());
+        }
+        polled
     }
 }
 
@@ -589,12 +590,36 @@ fn panicked(key: &RecordKey) {
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct Records(Arc<dyn DynRecordStore>);
+pub struct Records {
+    store: Arc<dyn DynRecordStore>,
+    listener: Option<Arc<dyn RecordListener>>,
+}
 
 impl Records {
     /// Creates the records of a store.
     pub fn new(store: impl RecordStore) -> Records {
-        Records(Arc::new(store))
+        Records {
+            store: Arc::new(store),
+            listener: None,
+        }
+    }
+
+    /// Tells a client of the replies.
+    pub(crate) fn told_to(mut self, listener: Arc<dyn RecordListener>) -> Records {
+        self.listener = Some(listener);
+        self
+    }
+
+    fn begin<T>(
+        &self,
+        key: &RecordKey,
+        call: impl FnOnce(Arc<dyn DynRecordStore>) -> StoreFuture<T>,
+    ) -> Operation<T> {
+        Operation {
+            key: key.clone(),
+            step: catch_unwind(AssertUnwindSafe(|| call(self.store.clone()))).ok(),
+            listener: self.listener.clone(),
+        }
     }
 
     /// See [`RecordStore::claim`].
@@ -605,7 +630,7 @@ impl Records {
     /// ends or [`release`](Self::release) is called with its token.
     pub async fn claim(&self, request: ClaimRequest) -> Result<ClaimReply, StoreError> {
         let key = request.key.clone();
-        Operation::begin(&key, || self.0.clone().claim(request)).await
+        self.begin(&key, |store| store.claim(request)).await
     }
 
     /// See [`RecordStore::extend`].
@@ -621,7 +646,8 @@ impl Records {
         retention: Duration,
     ) -> Result<OwnerReply, StoreError> {
         let times = (lease, retention);
-        Operation::begin(key, || self.0.clone().extend(key.clone(), token.clone(), times)).await
+        self.begin(key, |store| store.extend(key.clone(), token.clone(), times))
+            .await
     }
 
     /// See [`RecordStore::complete`].
@@ -636,8 +662,7 @@ impl Records {
         response: Vec<u8>,
         retention: Duration,
     ) -> Result<OwnerReply, StoreError> {
-        let store = self.0.clone();
-        Operation::begin(key, || {
+        self.begin(key, |store| {
             store.complete(key.clone(), token.clone(), response, retention)
         })
         .await
@@ -653,7 +678,7 @@ impl Records {
         key: &RecordKey,
         token: &ClaimToken,
     ) -> impl Future<Output = Result<OwnerReply, StoreError>> + Send + use<> {
-        Operation::begin(key, || self.0.clone().release(key.clone(), token.clone()))
+        self.begin(key, |store| store.release(key.clone(), token.clone()))
     }
 
     /// See [`RecordStore::abandon`].
@@ -662,7 +687,8 @@ impl Records {
     ///
     /// A failure of the store; the claim may or may not have been given up, and doing so again is safe.
     pub async fn abandon(&self, key: &RecordKey, token: &ClaimToken) -> Result<OwnerReply, StoreError> {
-        Operation::begin(key, || self.0.clone().abandon(key.clone(), token.clone())).await
+        self.begin(key, |store| store.abandon(key.clone(), token.clone()))
+            .await
     }
 
     /// See [`RecordStore::read`].
@@ -671,7 +697,8 @@ impl Records {
     ///
     /// A failure of the store, or that it has no such operation. Cancel safe: it changes nothing.
     pub async fn read(&self, key: &RecordKey, token: &ClaimToken) -> Result<ClaimState, StoreError> {
-        Operation::begin(key, || self.0.clone().read(key.clone(), token.clone())).await
+        self.begin(key, |store| store.read(key.clone(), token.clone()))
+            .await
     }
 
     /// See [`RecordStore::claim_slot`].
@@ -685,7 +712,7 @@ impl Records {
         slot: SlotRequest,
     ) -> Result<SlotReply, StoreError> {
         let key = request.key.clone();
-        Operation::begin(&key, || self.0.clone().claim_slot(request, slot)).await
+        self.begin(&key, |store| store.claim_slot(request, slot)).await
     }
 
     /// See [`RecordStore::inspect`].
@@ -694,7 +721,8 @@ impl Records {
     ///
     /// A failure of the store, or that it shows no records. Cancel safe: it changes nothing.
     pub async fn inspect(&self, key: &RecordKey, response: bool) -> Result<RecordLook, StoreError> {
-        Operation::begin(key, || self.0.clone().inspect(key.clone(), response)).await
+        self.begin(key, |store| store.inspect(key.clone(), response))
+            .await
     }
 
     /// See [`RecordStore::forget`].
@@ -703,12 +731,12 @@ impl Records {
     ///
     /// A failure of the store, or that it forgets no records; the record may or may not have been removed.
     pub async fn forget(&self, key: &RecordKey) -> Result<ForgetReply, StoreError> {
-        Operation::begin(key, || self.0.clone().forget(key.clone())).await
+        self.begin(key, |store| store.forget(key.clone())).await
     }
 
     /// See [`RecordStore::watch`]. Where the store panics, the waiter asks from time to time.
     pub fn watch(&self, key: &RecordKey) -> Watch {
-        catch_unwind(AssertUnwindSafe(|| self.0.clone().watch(key))).unwrap_or_else(|_| {
+        catch_unwind(AssertUnwindSafe(|| self.store.clone().watch(key))).unwrap_or_else(|_| {
             panicked(key);
             Watch::polling(POLLED_EVERY)
         })

@@ -26,6 +26,8 @@ use super::{Reason, Store, StoreError};
 ///     Scheme::new(["toy"], |mut request: OpenRequest| async move {
 ///         let name = request.take("database").unwrap_or_else(|| request.address.clone());
 ///         request.finish()?; // refuses parameters that it did not ask for
+///         // The store applies the prefix: for this one, each prefix is a store of its own.
+///         let name = format!("{name}/{}", request.prefix);
 ///         Ok(Arc::new(MemoryStore::named(&name)) as Arc<dyn Store>)
 ///     })
 /// }
@@ -98,7 +100,8 @@ impl fmt::Debug for Scheme {
 ///     if request.address.is_empty() {
 ///         return Err(StoreError::not_done(Reason::WrongUrl, "it names no database"));
 ///     }
-///     Ok(Arc::new(MemoryStore::named(&format!("{}/{table}", request.address))))
+///     let name = format!("{}/{table}/{}", request.address, request.prefix);
+///     Ok(Arc::new(MemoryStore::named(&name)))
 /// }
 ///
 /// let builder = || LockClient::builder().scheme(Scheme::new(["toy"], open));
@@ -114,9 +117,10 @@ pub struct OpenRequest {
     pub scheme: String,
     /// The part between `://` and the query, as it is in the URL: it may contain a password.
     pub address: String,
-    /// The timeout of one operation.
+    /// The timeout of one operation. The store applies it: the client itself does not limit an acquire.
     pub timeout: Duration,
-    /// The prefix of every key.
+    /// The prefix of every key; empty for none. The store applies it: requests have keys without it, and so have the replies
+    /// to [`Store::list`]. A store without prefixes refuses one with [`Reason::WrongUrl`].
     pub prefix: String,
     /// The name of the service, as the database may show it in its list of connections.
     pub service_name: String,

@@ -43,9 +43,11 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
+use uuid::Uuid;
 
-use crate::base::moment::LONGEST_LEASE;
+use crate::base::moment::{LONGEST_LEASE, Moment};
 use crate::runtime::client::Shared;
+use crate::runtime::grants::Grant;
 use crate::store::{AcquireReply, AcquireRequest, GrantId, Kind, Reason, ReleaseRequest, Store, StoreError};
 use crate::stores::memory::MemoryStore;
 use crate::{LockClient, LockClientBuilder, LockKey, LockKind, Loss};
@@ -79,6 +81,8 @@ pub struct TestStore {
 struct Script {
     next: Vec<(Step, VecDeque<Fault>)>,
     down: bool,
+    /// The topics of waiters to be notified once the store is no longer down.
+    untold: Vec<Arc<str>>,
 }
 
 /// The operation that a fault applies to.
@@ -248,7 +252,7 @@ impl TestStore {
             panic!("\"{key}\" cannot be made busy as a lock of this kind ({kind:?}): {reply:?}");
         }
         Busy {
-            store: self.memory.clone(),
+            store: self.clone(),
             kind,
             key,
             grant,
@@ -262,18 +266,48 @@ impl TestStore {
         holders.iter().any(|holder| holder.kind == Kind::Write)
     }
 
-    /// Makes the lock lost: the store forgets it, and its holders have learned of it when this returns. Returns whether
-    /// it was held.
+    /// Makes the lock lost: the store forgets it, and its holders have learned of it when this returns; a task of another
+    /// thread whose acquire is about to return learns of it at once. Returns whether it was held.
     pub fn lose(&self, key: impl Into<LockKey>) -> bool {
         let key = key.into();
         let mut clients = self.clients.lock();
         clients.retain(|client| client.strong_count() > 0);
         let all: Vec<_> = clients.iter().filter_map(Weak::upgrade).collect();
         drop(clients);
-        for client in all {
+        // Before a waiter can be granted the lock.
+        for client in &all {
             client.watchdog.lose(&key, Loss::Gone);
         }
-        self.memory.take(&key)
+        let mut ids = Vec::new();
+        let taken = self.memory.take_quietly(&key, |holders| {
+            ids.extend(holders.into_iter().map(|holder| holder.id));
+            Ok(true)
+        });
+        let (was_held, topics) = taken.unwrap_or_default();
+        // A holder on another thread may have released it meanwhile, and then the next holder lost it.
+        if was_held {
+            let now = Moment::now();
+            for client in &all {
+                client
+                    .watchdog
+                    .lose_taken(|grant| ids.contains(&id_at_store(grant)), now);
+            }
+        }
+        self.tell(topics);
+        was_held
+    }
+
+    /// Notifies waiters, once the store is not down.
+    fn tell(&self, topics: impl IntoIterator<Item = Arc<str>>) {
+        let mut script = self.script.lock();
+        if script.down {
+            script.untold.extend(topics);
+            return;
+        }
+        drop(script);
+        for topic in topics {
+            self.memory.tell(&topic);
+        }
     }
 
     /// Makes the next operation of this sort fail with `fault`; called twice, the next two fail.
@@ -286,9 +320,15 @@ impl TestStore {
     }
 
     /// With `true` the store is unreachable: every operation fails, until it is set to `false` again. Waiters keep their
-    /// subscriptions, and nothing is sent to them.
+    /// subscriptions, and learn nothing of a lock that comes free meanwhile: they are notified afterwards.
     pub fn set_down(&self, down: bool) {
-        self.script.lock().down = down;
+        let mut script = self.script.lock();
+        script.down = down;
+        if !down {
+            let untold = std::mem::take(&mut script.untold);
+            drop(script);
+            self.tell(untold);
+        }
     }
 
     /// Returns how many locks are held on the store, by all clients.
@@ -342,6 +382,17 @@ impl TestStore {
     }
 }
 
+/// The id of a holder, as the memory store shows it.
+fn id_at_store(grant: &Grant) -> String {
+    match grant.kind {
+        Kind::Permit => Uuid::from_slice(&grant.id().permits(1))
+            .unwrap_or_default()
+            .simple()
+            .to_string(),
+        _ => grant.id().to_string(),
+    }
+}
+
 fn unreachable() -> StoreError {
     StoreError::not_done(Reason::Unreachable, "the test says that the store is unreachable")
 }
@@ -370,7 +421,7 @@ impl fmt::Debug for TestStore {
 #[derive(Debug)]
 #[must_use = "the lock is released when this is dropped"]
 pub struct Busy {
-    store: MemoryStore,
+    store: TestStore,
     kind: LockKind,
     key: LockKey,
     grant: GrantId,
@@ -379,6 +430,7 @@ pub struct Busy {
 impl Drop for Busy {
     fn drop(&mut self) {
         let request = ReleaseRequest::new(self.kind.into(), self.key.clone(), self.grant);
-        drop(Store::release(Arc::new(self.store.clone()), request));
+        let topic = self.store.memory.release_quietly(&request);
+        self.store.tell(topic);
     }
 }

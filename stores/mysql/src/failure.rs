@@ -65,6 +65,11 @@ pub(crate) fn of_url(error: &UrlError) -> String {
     }
 }
 
+/// Whether a statement may have been refused because of one of its rows, for example by a trigger.
+pub(crate) fn may_be_of_row(error: &StoreError) -> bool {
+    error.outcome == Outcome::NotDone && error.reason == Reason::Refused && !is_missing_table(error)
+}
+
 /// Whether the error says that the table does not exist.
 pub(crate) fn is_missing_table(error: &StoreError) -> bool {
     matches!(code(error), Some(NO_TABLE))

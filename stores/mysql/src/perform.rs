@@ -537,6 +537,11 @@ impl Performing<'_> {
                 self.queue.retry(job, after, &failure.error.message);
                 continue;
             }
+            if several && !failure.broken && failure::may_be_of_row(&failure.error) {
+                job.alone = true;
+                self.queue.retry(job, Duration::ZERO, &failure.error.message);
+                continue;
+            }
             if failure.error.outcome == Outcome::Unknown
                 && refuse_after > 0
                 && let Step::Acquire(ask) = &job.step

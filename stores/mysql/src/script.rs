@@ -12,8 +12,8 @@ pub(crate) struct Reply {
     pub(crate) rows: Vec<Row>,
 }
 
-/// Sends the statements together; each is its own transaction. Statements that return rows must be last: when a
-/// statement fails, the rows of the previous statement are lost.
+/// Sends the statements together; each is its own transaction. Statements that return rows must be last: when the
+/// connection breaks, the rows of the previous statement are lost.
 ///
 /// # Errors
 ///
@@ -26,13 +26,21 @@ pub(crate) async fn run(conn: &mut Conn, statements: &[String], done: &mut Vec<R
     let mut results = conn.query_iter(statements.join(";\n")).await?;
     while done.len() < statements.len() {
         if results.columns_ref().is_empty() {
-            done.push(Reply {
+            let reply = Reply {
                 affected: results.affected_rows(),
                 last_insert_id: results.last_insert_id().unwrap_or(0),
                 rows: Vec::new(),
-            });
-            // Reads only the header of the next result.
-            results.next().await?;
+            };
+            // Reads only the header of the next result. An error in it is kept until the next call: till then the driver shows
+            // the failed statement as one without rows.
+            match results.next().await {
+                Ok(_) => done.push(reply),
+                Err(error @ Error::Server(_)) => return Err(error),
+                Err(error) => {
+                    done.push(reply);
+                    return Err(error);
+                }
+            }
         } else {
             let mut rows = Vec::new();
             while let Some(row) = results.next().await? {

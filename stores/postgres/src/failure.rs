@@ -75,11 +75,10 @@ pub(crate) fn stayed_locked(error: &StoreError) -> bool {
     code(error) == Some("55P03")
 }
 
-/// Whether the cause is a value that was sent, or the row that it names.
-pub(crate) fn is_of_data(error: &StoreError) -> bool {
-    // data exception, constraint violation, program limit exceeded, raised by a trigger
-    let class = code(error).and_then(|code| code.get(..2));
-    matches!(class, Some("22" | "23" | "54" | "P0"))
+/// Whether the cause may be a value that was sent, or the row that it names: a trigger refuses with any code, and row-level
+/// security with that of a missing privilege.
+pub(crate) fn may_be_of_row(error: &StoreError) -> bool {
+    error.outcome == Outcome::NotDone && error.reason == Reason::Refused && !is_missing_table(error)
 }
 
 /// Whether there may be no room for a notification in the queue of the server, so that the transaction was rolled back.

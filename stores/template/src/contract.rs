@@ -36,6 +36,24 @@ async fn urls_open_it() {
     guard.release().await.unwrap();
     let error = open("toy://a?leese=10s").await.unwrap_err().to_string();
     assert!(error.contains("\"leese\""), "{error}");
+    let of_shop = open("toy://a?prefix=shop:").await.unwrap();
+    let guard = a.lock("k").acquire().await.unwrap();
+    let of_shop_guard = of_shop.lock("k").acquire().await.unwrap();
+    for (client, names) in [(&a, ["k", "shop:k"].as_slice()), (&of_shop, &["k"])] {
+        let mut listed: Vec<_> = client
+            .list("")
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|(key, _)| key)
+            .collect();
+        listed.sort();
+        assert_eq!(listed, names);
+        assert!(client.inspect("k").await.unwrap().is_some());
+    }
+    guard.release().await.unwrap();
+    assert!(of_shop.lock("k").try_acquire().await.unwrap_err().is_busy());
+    of_shop_guard.release().await.unwrap();
     let error = a.fair_lock("k").acquire().await.unwrap_err().to_string();
     assert!(error.contains("the toy store has lock"), "{error}");
 }

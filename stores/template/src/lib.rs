@@ -49,8 +49,8 @@ pub struct Database {
 
 #[derive(Debug, Default)]
 struct Tables {
-    /// One row for each lock that is held, or was held until its lease expired.
-    locks: HashMap<LockKey, Row>,
+    /// One row for each lock that is held, or was held until its lease expired; by its name, which begins with the prefix.
+    locks: HashMap<String, Row>,
     /// Not in the rows, which are deleted: a token must be greater than all earlier ones, including those of released
     /// locks. One counter for all keys is the simplest way.
     last_token: u64,
@@ -74,21 +74,21 @@ impl Database {
     }
 
     /// Wakes the waiters for a lock that may be available.
-    fn notify(&self, key: &LockKey) {
-        self.waiters.tell(key.as_str());
+    fn notify(&self, name: &str) {
+        self.waiters.tell(name);
     }
 }
 
 impl Tables {
     /// Returns the row of a lock with a running lease. A row whose lease has expired counts as deleted from that moment
     /// on, even before its deletion.
-    fn live(&mut self, key: &LockKey, now: Instant) -> Option<&mut Row> {
-        self.locks.get_mut(key).filter(|row| row.until > now)
+    fn live(&mut self, name: &str, now: Instant) -> Option<&mut Row> {
+        self.locks.get_mut(name).filter(|row| row.until > now)
     }
 
     /// Returns the row if it belongs to this grant: a client changes only its own grants.
-    fn own(&mut self, key: &LockKey, grant: GrantId, now: Instant) -> Option<&mut Row> {
-        self.live(key, now).filter(|row| row.grant == grant)
+    fn own(&mut self, name: &str, grant: GrantId, now: Instant) -> Option<&mut Row> {
+        self.live(name, now).filter(|row| row.grant == grant)
     }
 }
 
@@ -110,6 +110,8 @@ impl Tables {
 #[derive(Debug, Clone)]
 pub struct ToyStore {
     database: Database,
+    /// What all names of this client's locks begin with. Services with different prefixes do not share locks.
+    prefix: String,
 }
 
 impl ToyStore {
@@ -118,18 +120,33 @@ impl ToyStore {
     pub fn new(database: &Database) -> ToyStore {
         ToyStore {
             database: database.clone(),
+            prefix: String::new(),
         }
+    }
+
+    /// Sets the prefix of every key; none by default.
+    #[must_use]
+    pub fn prefix(mut self, prefix: impl Into<String>) -> ToyStore {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// The name of a lock on the database: no request has the prefix in its key.
+    fn name(&self, key: &LockKey) -> String {
+        format!("{}{key}", self.prefix)
     }
 }
 
 /// Returns the scheme of `toy://` URLs, for [`LockClientBuilder::scheme`](dlock::LockClientBuilder::scheme). A store
-/// behind a network connects here, and reads its options with [`OpenRequest::take`].
+/// behind a network connects here, reads its options with [`OpenRequest::take`], and limits its operations to
+/// [`OpenRequest::timeout`].
 #[must_use]
 pub fn scheme(database: &Database) -> Scheme {
     let database = database.clone();
     Scheme::new(["toy"], move |request: OpenRequest| {
         // An unknown parameter is an error of the user.
-        let opened = request.finish().map(|()| ToyStore::new(&database));
+        let opened = request.finish();
+        let opened = opened.map(|()| ToyStore::new(&database).prefix(request.prefix));
         ready(opened.map(|store| Arc::new(store) as Arc<dyn Store>))
     })
 }
@@ -154,8 +171,9 @@ impl Store for ToyStore {
             let message = format!("this store has no locks of kind {}", request.kind);
             return Box::pin(ready(Err(StoreError::not_done(Reason::Unsupported, message))));
         }
+        let name = self.name(&request.key);
         let reply = self.database.transaction(|tables, now| {
-            if let Some(row) = tables.live(&request.key, now) {
+            if let Some(row) = tables.live(&name, now) {
                 // A waiter sleeps at most this long, because an expired lease sends no notification.
                 return AcquireReply::busy(Some(row.until - now));
             }
@@ -164,7 +182,7 @@ impl Store for ToyStore {
                 until: now + request.lease,
                 released: false,
             };
-            tables.locks.insert(request.key.clone(), row);
+            tables.locks.insert(name, row);
             // A client that hands the lock off to its own waiters requests several tokens at once.
             let first_token = tables.last_token + 1;
             tables.last_token += u64::from(request.tokens.max(1));
@@ -174,12 +192,13 @@ impl Store for ToyStore {
     }
 
     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+        let name = self.name(&request.key);
         let released = self.database.transaction(|tables, now| {
-            let Some(row) = tables.own(&request.key, request.grant, now) else {
+            let Some(row) = tables.own(&name, request.grant, now) else {
                 return false;
             };
             if request.keep_for.is_zero() {
-                tables.locks.remove(&request.key);
+                tables.locks.remove(&name);
             } else {
                 row.until = row.until.min(now + request.keep_for);
                 row.released = true;
@@ -191,47 +210,54 @@ impl Store for ToyStore {
             // be, because each operation runs in its call.
             return Box::pin(ready(Ok(ReleaseReply::NotHeld { repeated: false })));
         }
-        self.database.notify(&request.key);
+        self.database.notify(&name);
         Box::pin(ready(Ok(ReleaseReply::Released { receivers: None })))
     }
 
     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
         let replies = self.database.transaction(|tables, now| {
-            let renew = |request: &RenewRequest| match tables.own(&request.key, request.grant, now) {
-                // A released lock is not held: its time must not be extended.
-                Some(row) if !row.released => {
-                    row.until = now + request.lease;
-                    Ok(Renewal::Renewed)
-                }
-                _ => Ok(Renewal::Gone),
-            };
+            let renew =
+                |request: &RenewRequest| match tables.own(&self.name(&request.key), request.grant, now) {
+                    // A released lock is not held: its time must not be extended.
+                    Some(row) if !row.released => {
+                        row.until = now + request.lease;
+                        Ok(Renewal::Renewed)
+                    }
+                    _ => Ok(Renewal::Gone),
+                };
             requests.iter().map(renew).collect()
         });
         Box::pin(ready(Ok(replies)))
     }
 
     fn inspect(self: Arc<Self>, key: LockKey) -> StoreFuture<Vec<Holder>> {
+        let name = self.name(&key);
         let holder =
-            (self.database).transaction(|tables, now| tables.live(&key, now).map(|row| row.holder(now)));
+            (self.database).transaction(|tables, now| tables.live(&name, now).map(|row| row.holder(now)));
         Box::pin(ready(Ok(holder.into_iter().collect())))
     }
 
     fn list(self: Arc<Self>, prefix: String) -> StoreFuture<Vec<(LockKey, Holder)>> {
         let held = self.database.transaction(|tables, now| {
             let live = tables.locks.iter().filter(|(_, row)| row.until > now);
-            let named = live.filter(|(key, _)| key.as_str().starts_with(&prefix));
-            named.map(|(key, row)| (key.clone(), row.holder(now))).collect()
+            // The prefix of the caller is one of keys, behind that of the client.
+            let keys = live.filter_map(|(name, row)| Some((name.strip_prefix(&self.prefix)?, row)));
+            let named = keys.filter(|(key, _)| key.starts_with(&prefix));
+            named
+                .map(|(key, row)| (LockKey::raw(key), row.holder(now)))
+                .collect()
         });
         Box::pin(ready(Ok(held)))
     }
 
     fn force_release(self: Arc<Self>, key: LockKey) -> StoreFuture<bool> {
+        let name = self.name(&key);
         let was_held = self.database.transaction(|tables, now| {
-            let was_held = tables.live(&key, now).is_some();
-            tables.locks.remove(&key);
+            let was_held = tables.live(&name, now).is_some();
+            tables.locks.remove(&name);
             was_held
         });
-        self.database.notify(&key);
+        self.database.notify(&name);
         Box::pin(ready(Ok(was_held)))
     }
 
@@ -241,7 +267,7 @@ impl Store for ToyStore {
         // could sleep although the lock is available.
         let subscribe = |_name: &Arc<str>| true;
         let unsubscribe = |_name| {};
-        (self.database.waiters).listen(key.as_str().into(), subscribe, unsubscribe)
+        (self.database.waiters).listen(self.name(key).into(), subscribe, unsubscribe)
     }
 }
 

@@ -68,7 +68,16 @@ impl Core {
             // A limit may be that of one caller alone, whom others need not wait for.
             waiter: request.waiter.filter(|_| request.limit.is_none()),
         };
-        ask.reply().await.map_err(|mut error| {
+        let reply = ask.reply().await;
+        if let Err(error) = &reply
+            && error.outcome == Outcome::NotDone
+            && error.reason == Reason::Refused
+            && self.grants.get(ask.id()).is_some()
+        {
+            // The next request would be refused as well, and others wait behind the node.
+            let _ = ask.leaves().await;
+        }
+        reply.map_err(|mut error| {
             // A node may be left.
             if [ask.id(), request.grant]
                 .into_iter()

@@ -17,7 +17,8 @@ use crate::queues::Renew;
 use crate::session::{Answer, Epoch, refused};
 use crate::wire::{Change, Code, Reply, Request};
 
-/// How often a write is repeated without a node that is gone before all nodes are looked up.
+/// How often a write is repeated without a node that is gone or refused, before all nodes are looked up, or asked for one by
+/// one.
 const REPEATS: usize = 4;
 
 /// A renewal whose grant was held when it was sent.
@@ -42,11 +43,18 @@ impl Core {
             }
             locks.push(lock);
         }
-        join_all(writes(sent).into_iter().map(|sent| self.check(sent, epoch))).await;
+        let left = join_all(writes(sent).into_iter().map(|sent| self.check(sent, epoch))).await;
+        let alone = left
+            .into_iter()
+            .flatten()
+            .map(|sent| self.check(vec![sent], epoch));
+        join_all(alone).await;
         locks
     }
 
-    async fn check(&self, mut sent: Vec<Sent>, epoch: Epoch) {
+    /// Answers the renewals in one write, repeated without those that fail in it. Returns those that must have writes of
+    /// their own, because too many are refused.
+    async fn check(&self, mut sent: Vec<Sent>, epoch: Epoch) -> Vec<Sent> {
         let mut repeats = 0..REPEATS;
         while !sent.is_empty() {
             let nodes: usize = sent.iter().map(Sent::nodes).sum();
@@ -60,7 +68,8 @@ impl Core {
             let checked = self.session.ask(Request::Multi(checks.collect())).answer().await;
             let codes = match checked.map_err(StoreError::from) {
                 Ok(answer) if answer.epoch != epoch || answer.reply == Err(Code::SESSION_EXPIRED) => {
-                    return sent.into_iter().for_each(|sent| self.node_is_gone(sent));
+                    sent.into_iter().for_each(|sent| self.node_is_gone(sent));
+                    return Vec::new();
                 }
                 Ok(answer) => match answer.reply {
                     Ok(Reply::Multi(codes)) if codes.len() == nodes => codes,
@@ -70,23 +79,33 @@ impl Core {
                 Err(error) => return fail(sent, &error),
             };
             if codes.iter().all(|code| *code == Code::OK) {
-                return self.renewed(sent, epoch);
+                self.renewed(sent, epoch);
+                return Vec::new();
             }
-            let usual = [Code::OK, Code::NO_NODE, Code::ROLLED_BACK];
-            if let Some(code) = codes.iter().find(|code| !usual.contains(code)) {
-                return fail(sent, &refused(*code, "to look for the nodes of locks"));
-            }
-            // The reply names only the first node that is gone.
-            let gone = codes.iter().position(|code| *code == Code::NO_NODE);
-            if let (Some(gone), Some(_)) = (gone, repeats.next()) {
-                self.node_is_gone(sent.remove(owner(&sent, gone)));
-                continue;
+            // The reply names only the first node that is gone, or that the client may not see.
+            let failed = codes
+                .iter()
+                .enumerate()
+                .find(|(_, code)| ![Code::OK, Code::ROLLED_BACK].contains(code));
+            match (failed, repeats.next()) {
+                (Some((at, &Code::NO_NODE)), Some(_)) => {
+                    self.node_is_gone(sent.remove(owner(&sent, at)));
+                    continue;
+                }
+                (Some((_, &Code::NO_NODE)) | None, _) => {}
+                (Some(_), None) if sent.len() > 1 => return sent,
+                (Some((at, code)), _) => {
+                    let error = refused(*code, "to look for the nodes of locks");
+                    answer(sent.remove(owner(&sent, at)).renew, Err(error));
+                    continue;
+                }
             }
             sent = match self.existing(sent).await {
                 Ok(sent) => sent,
                 Err((sent, error)) => return fail(sent, &error),
             };
         }
+        Vec::new()
     }
 
     fn node_is_gone(&self, sent: Sent) {
@@ -190,8 +209,10 @@ fn answer(renew: Renew, reply: Result<Renewal, StoreError>) {
     let _ = renew.reply.send(reply);
 }
 
-fn fail(sent: Vec<Sent>, error: &StoreError) {
+/// Fails all of them, so that none is left.
+fn fail(sent: Vec<Sent>, error: &StoreError) -> Vec<Sent> {
     for Sent { renew, .. } in sent {
         answer(renew, Err(error.clone()));
     }
+    Vec::new()
 }

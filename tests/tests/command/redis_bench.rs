@@ -1,5 +1,6 @@
 //! `dlock bench`: that it runs, that its figures fit together, and that it leaves nothing behind. No figure is judged.
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -252,13 +253,14 @@ async fn releases_may_go_on_in_the_background() {
     }
 }
 
-/// Starts it, and waits until it has locks of this prefix.
+/// Starts it in a process group of its own, and waits until it has locks of this prefix.
 async fn started(server: &Server, prefix: &str, args: &[&str]) -> Child {
     let mut command = command(&server.url(), &[args, &["--prefix", prefix, "--json"]].concat());
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+        .stderr(Stdio::piped())
+        .process_group(0);
     let child = child::spawn(command).expect("it can be started");
     eventually("it has locks", || async {
         let keys = server.keys().await;
@@ -279,6 +281,11 @@ fn tell(child: &Child, signal: Signal) {
 /// Ends a measurement that goes on for long, and returns what it tells.
 async fn ended_by(child: Child, signal: Signal) -> Value {
     tell(&child, signal);
+    told(child).await
+}
+
+/// What a measurement tells that a signal has ended.
+async fn told(child: Child) -> Value {
     let output = tokio::task::spawn_blocking(move || bins::finish(child, "dlock bench", PATIENCE))
         .await
         .expect("it ends");
@@ -302,12 +309,30 @@ async fn ended_early_it_tells_what_it_has_measured_and_leaves_nothing() {
             &["--workload", "held", "--keys", "100", "--processes", "2"],
             Signal::SIGINT,
         ),
+        (&["--workload", "held", "--keys", "100"], Signal::SIGHUP),
     ] {
         let args = [args, &["--seconds", "3600"]].concat();
         let child = started(&server, "ended-early:", &args).await;
         let of = ended_by(child, signal).await;
         assert_eq!(of["interrupted"], true);
         assert!(number(&of, "pairs") >= 1.0, "{of}");
+        assert_clean(&server).await;
+    }
+}
+
+/// As timeout(1) and systemd do; timeout(1) tells the first process twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn signal_to_all_its_processes_ends_it_in_good_order() {
+    let server = server().await;
+    let args = ["--workload", "held", "--keys", "100", "--processes", "3"];
+    let args = [&args[..], &["--seconds", "3600"]].concat();
+    for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT] {
+        let child = started(&server, "all:", &args).await;
+        tell(&child, signal);
+        let group = child.id().try_into().expect("process ids are small");
+        signal::killpg(Pid::from_raw(group), signal).expect("it runs");
+        let of = told(child).await;
+        assert_eq!(of["interrupted"], true);
         assert_clean(&server).await;
     }
 }
@@ -466,6 +491,25 @@ async fn the_picture_is_a_whole_svg() {
         );
         assert_eq!(svg.matches("fill-opacity=\"0.25\"").count(), lines, "{svg}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_fails_leaves_no_new_picture_and_an_old_one() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let [new, old] = ["new", "old"].map(|name| dir.path().join(name));
+    std::fs::write(&old, "of the last time").expect("a directory of ours");
+    for file in [&new, &old] {
+        let path = file.to_str().expect("UTF-8");
+        let args = [&["--workload", "sequential", "--plot", path], SHORT].concat();
+        // No server listens there.
+        let output = run("redis://127.0.0.1:1", &args).await;
+        assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    }
+    assert!(!new.exists());
+    assert_eq!(
+        std::fs::read_to_string(&old).expect("it is there"),
+        "of the last time"
+    );
 }
 
 async fn assert_refused(url: &str, args: &[&str], why: &str) {

@@ -1,10 +1,11 @@
 //! The examples for queues and fleets, as processes on a real server: they are killed at random.
 
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dlock_tests::bins::{Running, example, fleet, output, run, teller};
 use dlock_tests::child;
+use dlock_tests::faults::in_rounds;
 use dlock_tests::{Flavor, Server, eventually};
 use nix::sys::signal::Signal;
 use redis::Value;
@@ -192,6 +193,110 @@ async fn scheduler_that_resigns_kills_what_its_jobs_have_started() {
     assert!(runs());
     leader.signal(Signal::SIGTERM);
     eventually("the sleep is killed", async || !runs()).await;
+}
+
+/// What a job has left in the background when it ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scheduler_kills_what_a_job_that_has_ended_left_behind() {
+    let job = "report 1h sleep 600 & echo started $!";
+    let leader = Running::start(&example("scheduler"), &["--job", job]);
+    eventually("the job ends", async || leader.log().contains(" done token=")).await;
+    let log = leader.log();
+    let pid = log.lines().find_map(|line| line.strip_prefix("started "));
+    let pid: u32 = pid.expect("it has started").parse().expect("a number");
+    let runs = || std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty());
+    eventually("the sleep is killed", async || !runs()).await;
+}
+
+/// A period that is not on time on a slow machine is followed by another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn runs_begin_with_their_periods_however_long_they_take() {
+    let job = "tick 1s date +began_%s%N; sleep 0.5";
+    let leader = Running::start(&example("scheduler"), &["--job", job]);
+    // The first run begins when the leader does.
+    let begins_with_a_second = || {
+        let log = leader.log();
+        let begins = log.lines().filter_map(|line| line.strip_prefix("began_"));
+        let into_second = |begin: &str| begin.parse::<u64>().expect("nanoseconds") % 1_000_000_000;
+        begins.skip(1).any(|begin| into_second(begin) < 250_000_000)
+    };
+    eventually("a run begins with its period", async || begins_with_a_second()).await;
+}
+
+/// As when a fleet is deployed with another period for a job.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn job_runs_on_when_its_period_becomes_longer() {
+    let server = Server::start(Flavor::from_env()).await;
+    let url = server.url();
+    let mut last = 0;
+    for job in ["tick 200ms true", "tick 400ms true", "tick 300ms true"] {
+        let leader = Running::start(&example("scheduler"), &["--url", &url, "--job", job]);
+        eventually("it runs", async || runs_of(&leader.log()).len() >= 2).await;
+        leader.signal(Signal::SIGTERM);
+        eventually("it resigns", async || leader.log().contains("resigned")).await;
+        let runs = runs_of(&leader.log());
+        assert!(runs[0].0 > last, "{runs:?} after {last}");
+        last = runs[runs.len() - 1].0;
+    }
+    // The clock of a former leader was a day ahead.
+    let ahead = (last + 86_400_000).to_string();
+    server
+        .command(&["HSET", "ledger:scheduler:tick", "slot", &ahead])
+        .await;
+    let leader = Running::start(
+        &example("scheduler"),
+        &["--url", &url, "--job", "tick 200ms true"],
+    );
+    let says = async || leader.log().contains("by a clock that is ahead");
+    eventually("it says why it does not run", says).await;
+    assert!(runs_of(&leader.log()).is_empty());
+}
+
+/// The ledger has noted the run, and its answer is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn run_that_the_ledger_has_noted_without_an_answer_begins_in_its_period() {
+    const PERIOD: u64 = 8_000;
+    let server = Server::start(Flavor::from_env()).await;
+    let url = server.url();
+    let args = ["--url", &url, "--lease", "300s", "--job", "tick 8s true"];
+    let leader = Running::start(&example("scheduler"), &args);
+    eventually("it has run", async || !runs_of(&leader.log()).is_empty()).await;
+    let unanswered = || -> Vec<u64> {
+        let log = leader.log();
+        let lines = log
+            .lines()
+            .filter_map(|line| line.split_once(" tick ")?.1.split_once(" not run yet"));
+        lines.map(|(slot, _)| slot.parse().expect("a number")).collect()
+    };
+    in_rounds("it is asked again in the same period", async || {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
+        let before = unanswered().len();
+        tokio::time::sleep(MS * (PERIOD - now % PERIOD).saturating_sub(300) as u32).await;
+        server.stop();
+        eventually("it has no answer", async || unanswered().len() > before).await;
+        server.cont();
+        let slot = unanswered()[before];
+        let later = async || runs_of(&leader.log()).last().is_some_and(|run| run.0 >= slot);
+        eventually("it runs again", later).await;
+        match runs_of(&leader.log()).iter().any(|run| run.0 == slot) {
+            true => Ok(()),
+            false => Err(leader.log()),
+        }
+    })
+    .await;
+}
+
+#[test]
+fn what_the_examples_cannot_do_is_refused() {
+    let twice = ["--job", "tick 1s true", "--job", "tick 1h true"];
+    for (program, args, why) in [
+        ("scheduler", &twice[..], "two jobs have the name tick"),
+        ("consumer", &["--idle", "0s"], "it is less than 100ms"),
+    ] {
+        let refused = run(program, args, Duration::from_secs(60));
+        let error = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && error.contains(why), "{error}");
+    }
 }
 
 /// Three schedulers, of which each leader is killed.
@@ -433,6 +538,8 @@ async fn withdrawals_over_grpc_from_two_tellers_do_not_lose_each_other() {
         let left = std::fs::read_to_string(dir.path().join(account)).unwrap();
         assert_eq!(left, "920", "withdrawals from account {account} were lost");
     }
+    let files = std::fs::read_dir(dir.path()).unwrap().count();
+    assert_eq!(files, 2, "something was left beside the accounts");
     // The service's own error passes as it is.
     let refused = withdraw(&addresses[0], "7", "10000", "1").await.unwrap();
     let error = String::from_utf8_lossy(&refused.stderr);
@@ -440,4 +547,9 @@ async fn withdrawals_over_grpc_from_two_tellers_do_not_lose_each_other() {
         !refused.status.success() && error.contains("there is only 920"),
         "{error}"
     );
+    for teller in tellers {
+        teller.signal(Signal::SIGTERM);
+        let says_so = async || teller.log().lines().any(|line| line.ends_with(" ended"));
+        eventually("it ends by itself", says_so).await;
+    }
 }

@@ -2,6 +2,8 @@
 //! services that wait for each other; a hold that has to be broken.
 
 use std::convert::Infallible;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Output, Stdio};
 use std::sync::Arc;
 use std::thread;
@@ -686,6 +688,35 @@ async fn completions_manual_and_explanations_are_printed() {
     let output = dlock("redis://nowhere", &["explain", "E0007"]).await;
     assert!(String::from_utf8_lossy(&output.stdout).contains("remedy"));
     assert_eq!(code(&dlock("redis://nowhere", &["explain", "E9999"]).await), 2);
+}
+
+#[tokio::test]
+async fn variable_that_is_no_text_fails_only_commands_that_use_it() {
+    for (args, status) in [
+        (&["explain", "E0007"][..], 0),
+        (&["--url", "memory://", "list"], 0),
+        (&["list", "--url", "memory://"], 0),
+        (&["list"], 2),
+    ] {
+        let mut command = child::command(dlock_tests::bins::dlock());
+        command
+            .args(args)
+            .env("DLOCK_URL", OsStr::from_bytes(b"redis://\xff"));
+        let output = dlock_tests::bins::output(command, 2 * PATIENCE);
+        assert_eq!(code(&output), status, "{args:?}: {output:?}");
+    }
+}
+
+#[tokio::test]
+async fn too_few_files_are_told_without_a_panic() {
+    for files in 4..8 {
+        let mut command = child::command("sh");
+        command.args(["-c", "ulimit -n $1; exec \"$0\" --url memory:// list"]);
+        command.arg(dlock_tests::bins::dlock()).arg(files.to_string());
+        let output = dlock_tests::bins::output(command, 2 * PATIENCE);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(code(&output) == 2 && said.contains("(os error 24)"), "{output:?}");
+    }
 }
 
 #[tokio::test]

@@ -6,14 +6,21 @@ use std::os::fd::OwnedFd;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use dlock_tests::faults::patient;
 use dlock_tests::{Flavor, Server, bins, child, eventually};
+use nix::errno::Errno;
 use nix::pty::openpty;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use parking_lot::Mutex;
 
 const CTRL_C: &str = "\x03";
 const CTRL_D: &str = "\x04";
+/// The terminal takes no output any more.
+const CTRL_S: &str = "\x13";
+const CTRL_Q: &str = "\x11";
 const CTRL_Z: &str = "\x1a";
 /// What the shell says when it waits for a command.
 const PROMPT: &str = "next> ";
@@ -228,7 +235,7 @@ async fn a_command_in_the_background_that_wants_the_terminal_gets_it_by_fg() {
     // The shell tells of it before its next prompt.
     eventually("it is stopped", || async {
         shell.types("\n");
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
         shell.screen().contains("Stopped")
     })
     .await;
@@ -303,7 +310,7 @@ async fn a_pipeline_is_stopped_goes_on_in_the_background_and_is_interrupted_as_o
     shell.shows("Stopped").await;
     shell.shows(PROMPT).await;
     let from = shell.screen().len();
-    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
     let screen = shell.screen();
     assert!(!screen[from..].contains("more"), "it was not stopped: {screen}");
     shell.enters("bg", "more").await;
@@ -321,7 +328,8 @@ async fn waiter_at_a_terminal_sees_the_holder_and_can_stop_and_give_up() {
     shell
         .enters(
             "$D k -- echo r''un",
-            "dlock: waiting 0 s for lock \"k\", held by ",
+            // A wide name does not wrap.
+            "\x1b[?7ldlock: waiting 0 s for lock \"k\", held by ",
         )
         .await;
     shell.shows(&client.id()).await;
@@ -346,6 +354,101 @@ async fn waiter_at_a_terminal_sees_the_holder_and_can_stop_and_give_up() {
     assert_eq!(client.lock("k").try_acquire().await.map(|_| ()).ok(), Some(()));
     let screen = shell.screen();
     assert!(!screen.contains("\nrun"), "{screen}");
+}
+
+/// A shell without jobs has such commands ignore Ctrl-C, and gives them an empty input.
+#[tokio::test]
+async fn script_keeps_the_terminal_beside_a_command_in_its_background() {
+    let shell = Shell::start("lease=300s").await;
+    let script = shell.script(
+        "trap 'kill $!' EXIT\n\
+         $D k -- sh -c 'echo ready; exec sleep 600' &\n\
+         read line\n\
+         echo \"got $line\"\n\
+         wait\n\
+         echo went on\n",
+    );
+    shell.enters(&format!("bash {script}"), "ready").await;
+    shell.enters("yes", "got yes").await;
+    shell.types(CTRL_C);
+    shell.shows(PROMPT).await;
+    shell.until_held(false).await;
+    let screen = shell.screen();
+    assert!(!screen.contains("went on"), "{screen}");
+}
+
+/// As the `suspend` of a shell does.
+#[tokio::test]
+async fn command_that_stops_itself_stops_its_job() {
+    let shell = Shell::start("lease=300s").await;
+    shell
+        .enters(
+            "$D k -- sh -c 'kill -STOP $$; echo we''nt on; read line'",
+            "Stopped",
+        )
+        .await;
+    shell.shows(PROMPT).await;
+    shell.until_held(true).await;
+    shell.enters("fg", "went on").await;
+    shell.types("\n");
+    shell.until_held(false).await;
+}
+
+/// It takes a second until the line is written again.
+#[tokio::test]
+async fn waiter_starts_its_command_at_a_terminal_that_takes_no_output() {
+    let shell = Shell::start("lease=300s").await;
+    let client = patient(&shell.server.url()).await;
+    let guard = client.lock("k").acquire().await.unwrap();
+    let mark = shell.server.data_dir().join("mark");
+    shell
+        .enters(
+            &format!("$D k -- touch {}", mark.display()),
+            "dlock: waiting 0 s for lock",
+        )
+        .await;
+    shell.types(CTRL_S);
+    tokio::time::sleep(Duration::from_millis(1300)).await;
+    guard.release().await.unwrap();
+    eventually("the command has run", || async { mark.exists() }).await;
+    shell.until_held(false).await;
+    shell.types(CTRL_Q);
+    shell.shows(PROMPT).await;
+}
+
+/// Each of them has to write once more before the signal: the line of the waiter does so after a second.
+#[tokio::test]
+async fn signal_ends_a_command_at_a_terminal_that_takes_no_output() {
+    let shell = Shell::start("lease=300s").await;
+    let client = patient(&shell.server.url()).await;
+    let _guard = client.lock("k").acquire().await.unwrap();
+    let file = shell.server.data_dir().join("pid");
+    for (command, shows) in [
+        ("$D k -- true", "dlock: waiting"),
+        ("${D% run} watch --every 100ms", "q: quit"),
+        (
+            "${D% run} bench --workload sequential --threads 1 --seconds 3600",
+            "sequential: ",
+        ),
+    ] {
+        let line = format!("sh -c 'echo $$ >{}; exec '\"{command}\"", file.display());
+        shell.enters(&line, shows).await;
+        let pid = fs::read_to_string(&file).expect("it was written");
+        let pid = Pid::from_raw(pid.trim().parse().expect("a number"));
+        shell.types(CTRL_S);
+        tokio::time::sleep(Duration::from_millis(1300)).await;
+        kill(pid, Signal::SIGTERM).expect("it runs");
+        eventually(&format!("{command} has ended"), || async {
+            kill(pid, None) == Err(Errno::ESRCH)
+        })
+        .await;
+        if command.contains("watch") {
+            // Ctrl-S would keep the shell on this screen.
+            shell.shows("\x1b[?1049l").await;
+        }
+        shell.types(CTRL_Q);
+        shell.shows(PROMPT).await;
+    }
 }
 
 /// Each refresh once gave up a read of the keyboard, which then swallowed a key, and kept the command from ending.

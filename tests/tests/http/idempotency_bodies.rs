@@ -457,6 +457,45 @@ async fn response_shorter_than_its_content_length_is_not_replayed() {
     }
 }
 
+/// A server sends as many bytes as it has announced, however the pieces of the body come: a retry gets the same.
+#[tokio::test(start_paused = true)]
+async fn response_longer_than_its_content_length_ends_with_the_announced_bytes() {
+    for pause in [Duration::ZERO, SECOND] {
+        for pieces in [[6, 6, 2], [10, 4, 1], [14, 1, 1]] {
+            for (http_2, gone) in [(false, false), (false, true), (true, false), (true, true)] {
+                let what = format!("{pause:?} {pieces:?} http_2: {http_2}, gone: {gone}");
+                let (layer, run) = (layer(), Counting::default());
+                let service = around(
+                    &layer,
+                    run.answering(move |_| async move {
+                        of_ten_bytes(slowly(pieces.map(data).into_iter().collect(), pause))
+                    }),
+                );
+                let ask = if http_2 { over_http_2(post("k")) } else { post("k") };
+                let mut body = service.clone().oneshot(ask).await.unwrap().into_body();
+                let size = body.size_hint().exact();
+                assert!(size.is_none_or(|size| size == 10), "{what}: {size:?}");
+                if gone {
+                    drop(body);
+                    layer.handle().shutdown(60 * SECOND).await;
+                } else {
+                    let mut sent = 0;
+                    // A server of HTTP/2 also asks for trailers.
+                    while (http_2 || sent < 10)
+                        && let Some(frame) = body.frame().await
+                    {
+                        sent += frame.unwrap().into_data().unwrap().len();
+                    }
+                    assert_eq!(sent, 10, "{what}");
+                }
+                let again = send(&service, post("k")).await;
+                assert!(again.is_replay(), "{what}: {}", again.text());
+                assert_eq!((again.body.len(), run.count()), (10, 1), "{what}");
+            }
+        }
+    }
+}
+
 /// An answer to `HEAD` announces a body that does not come.
 #[tokio::test]
 async fn response_that_has_no_body_may_announce_one() {

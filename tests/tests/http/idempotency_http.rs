@@ -100,6 +100,43 @@ mod in_axum {
         }
     }
 
+    /// Such a status ends with its head, and announces no length of its own, whatever body the handler gave it.
+    #[tokio::test(start_paused = true)]
+    async fn status_without_a_body_has_none_for_the_first_caller_and_for_a_retry() {
+        let later = |pause| {
+            let piece = futures_util::stream::once(async move {
+                sleep(pause).await;
+                Ok::<_, Infallible>("ab")
+            });
+            Body::from_stream(piece)
+        };
+        for status in [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED] {
+            let app = Router::new()
+                .route("/empty", post(move || async move { status }))
+                .route("/ready", post(move || async move { (status, "ab") }))
+                .route(
+                    "/soon",
+                    post(move || async move { (status, later(Duration::ZERO)) }),
+                )
+                .route(
+                    "/later",
+                    post(move || async move { (status, later(Duration::from_secs(1))) }),
+                )
+                .layer(layer());
+            for path in ["/empty", "/ready", "/soon", "/later"] {
+                for replayed in [false, true] {
+                    let got = call(&app, "POST", path, "k").await;
+                    assert_eq!(
+                        (got.status(), got.is_replay()),
+                        (status.as_u16(), replayed),
+                        "{path}"
+                    );
+                    assert_eq!((got.text(), got.header("content-length")), ("", None), "{path}");
+                }
+            }
+        }
+    }
+
     #[tokio::test]
     async fn equal_inner_routes_of_two_nests_do_not_share_keys_wherever_the_layer_is() {
         let run = Counting::default();

@@ -101,6 +101,39 @@ async fn two(
     (first, second, run.count())
 }
 
+/// The first caller and a retry get what a server can send of such a response.
+#[tokio::test]
+async fn committed_response_has_no_more_bytes_than_its_head_allows() {
+    for (status, announced, body) in [(200, "3", "com"), (200, "9", "committed"), (204, "9", "")] {
+        let (store, run) = (Faulty::new(), Counting::default());
+        let handler = {
+            let store = store.clone();
+            tower::service_fn(move |request: Req| {
+                let (store, claim) = (
+                    store.clone(),
+                    request.extensions().get::<Idempotency>().unwrap().clone(),
+                );
+                async move {
+                    let response = Response::builder()
+                        .status(status)
+                        .header("content-length", announced);
+                    let bytes = claim.in_transaction(response.body(Bytes::from("committed")).unwrap());
+                    let (record, token) = (claim.record_key(), claim.claim_token());
+                    let kept = claim.retention();
+                    store.inner().complete(record, token, bytes, kept).await.unwrap();
+                    Ok::<_, Infallible>(Response::new(Full::from("answered")))
+                }
+            })
+        };
+        let layer = store.layer();
+        let first = send(&around(&layer, handler), post("k")).await;
+        assert_eq!(first.both(), (status, body));
+        assert_eq!(first.header("content-length"), Some(announced));
+        let again = send(&around(&layer, run.service()), post("k")).await;
+        assert_eq!((again.both(), again.is_replay()), ((status, body), true));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_was_committed_is_sent_however_the_handler_ends() {
     for end in [

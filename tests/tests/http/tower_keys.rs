@@ -103,6 +103,22 @@ async fn headers() {
     refused(key_of(header("x-account"), latin).await, 400, "not UTF-8");
 }
 
+/// It is in no request: no such request may run without a lock.
+#[tokio::test]
+async fn header_that_no_request_can_have_is_a_mistake_of_the_service() {
+    for name in ["x account", "", ":path", "größe"] {
+        let set_up = "made a mistake in its set-up";
+        refused(key_of(header(name), with(&[])).await, 500, set_up);
+        refused(
+            key_of(header(name).optional().prefix("a:"), with(&[])).await,
+            500,
+            set_up,
+        );
+        let or = header(name).or(query("id"));
+        refused(key_of(or, get("/?id=1")).await, 500, set_up);
+    }
+}
+
 #[tokio::test]
 async fn query_parameters() {
     assert_eq!(key_of(query("id"), get("/x?a=1&id=4+2%2F&b")).await, some("4 2/"));

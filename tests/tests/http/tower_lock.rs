@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dlock::stores::memory::MemoryStore;
+use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Held, LockClient, LockOptions, Loss};
-use dlock_tests::watched;
+use dlock_tests::{Log, watched};
 use dlock_tower::key::{fixed, from_fn, header};
 use dlock_tower::{LockLayer, NotStarted, OnLost, Reason, Rejection};
 use http::{Method, Request, Response, StatusCode};
@@ -894,6 +895,19 @@ mod readiness {
         assert_eq!(service.call(request("8")).await.unwrap().status(), 200);
         assert!(polled.load(Ordering::Relaxed) > 0);
     }
+}
+
+/// The client warns of it; the layer does not know whether the release goes on.
+#[tokio::test(start_paused = true)]
+async fn release_that_failed_is_warned_of_once() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let store = TestStore::new();
+    let service = LockLayer::new(store.client(), header("k")).layer(service_fn(ok));
+    store.fail_next(Step::Release, Fault::Refused);
+    let response = service.oneshot(request("7")).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert_eq!(log.count("WARN"), 1);
 }
 
 /// A program may install its recorder after the first request.

@@ -144,6 +144,72 @@ mod lossy {
     }
 }
 
+/// A store may keep each lock in one of several parts, by its whole name, and grant sets only within a part.
+mod sharded {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+
+    use super::*;
+    use dlock::store::AcquireAllReply;
+
+    const PARTS: u64 = 8;
+
+    #[derive(Clone)]
+    struct Sharded(Arc<MemoryStore>);
+
+    fn part(key: &LockKey) -> u32 {
+        let mut hasher = DefaultHasher::new();
+        key.as_str().hash(&mut hasher);
+        (hasher.finish() % PARTS) as u32
+    }
+
+    impl Store for Sharded {
+        fn capabilities(&self) -> Capabilities {
+            self.0.capabilities()
+        }
+
+        fn acquire(self: Arc<Self>, request: AcquireRequest) -> StoreFuture<AcquireReply> {
+            self.0.clone().acquire(request)
+        }
+
+        fn together(&self, _kind: Kind, key: &LockKey) -> Option<u32> {
+            Some(part(key))
+        }
+
+        fn acquire_all(self: Arc<Self>, requests: Vec<AcquireRequest>) -> StoreFuture<AcquireAllReply> {
+            assert!(
+                requests
+                    .windows(2)
+                    .all(|two| part(&two[0].key) == part(&two[1].key))
+            );
+            self.0.clone().acquire_all(requests)
+        }
+
+        fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
+            self.0.clone().release(request)
+        }
+
+        fn renew(
+            self: Arc<Self>,
+            requests: Vec<RenewRequest>,
+        ) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {
+            self.0.clone().renew(requests)
+        }
+    }
+
+    impl Fixture for Sharded {
+        async fn store(&self) -> Arc<dyn Store> {
+            Arc::new(self.clone())
+        }
+    }
+
+    #[tokio::test]
+    async fn store_that_grants_sets_within_a_part_keeps_the_contract() {
+        let report = run_only(Sharded(Arc::default()), |name| name.starts_with("sets::")).await;
+        let kept = |check: &&CheckReport| check.verdict == Verdict::Kept;
+        assert_eq!(report.checks.iter().filter(kept).count(), 2, "{report}");
+    }
+}
+
 /// A test that nothing fails shows nothing: each of these stores breaks one promise, and some tests have to say so.
 mod broken {
     use super::*;

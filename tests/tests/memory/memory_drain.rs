@@ -153,6 +153,29 @@ fn shutdown_after_a_drain_tells_that_the_client_is_closed() {
     });
 }
 
+/// Each operation is the first one of its client.
+#[test]
+fn health_tells_of_a_reply_to_anything_that_was_asked() {
+    paused(async {
+        for asked in [
+            "nothing", "list", "inspect", "clients", "once", "permits", "latch",
+        ] {
+            let client = LockClient::memory();
+            match asked {
+                "list" => drop(client.list("").await.unwrap()),
+                "inspect" => drop(client.inspect("a").await.unwrap()),
+                "clients" => drop(client.clients().await.unwrap()),
+                "once" => drop(client.once("a").run(async |_| Ok::<_, Error>(())).await.unwrap()),
+                "permits" => drop(client.semaphore("a").set_permits(2).await.unwrap()),
+                "latch" => drop(client.latch("a").count().await.unwrap()),
+                _ => {}
+            }
+            let is_told = client.health().last_reply.is_some();
+            assert_eq!(is_told, asked != "nothing", "{asked}");
+        }
+    });
+}
+
 #[test]
 fn health_tells_what_is_held_and_the_least_lease() {
     paused(async {

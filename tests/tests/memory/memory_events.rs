@@ -75,8 +75,8 @@ fn listener_is_told_what_locks_and_calls_go_through_in_their_order() {
             "lock k: Released after 1s",
             "lock k: granted",
             "lock k: acquired after 0s",
-            "lock k: handed off",
             "lock k: HandedOff after 0s",
+            "lock k: handed off",
             "lock k: acquired after 0s",
             "lock k: Dropped after 1s",
         ];
@@ -133,8 +133,8 @@ fn near_misses_suspects_and_losses_are_told_with_their_hold() {
             LockEventKind::Confirmed,
             LockEventKind::NearMiss { left, .. },
             LockEventKind::Suspect,
-            LockEventKind::Ended { how, .. },
             LockEventKind::Lost { reason, .. },
+            LockEventKind::Ended { how, .. },
         ] = of_hold.as_slice()
         else {
             panic!("{of_hold:?}");

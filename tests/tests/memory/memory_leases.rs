@@ -57,6 +57,26 @@ fn holder_is_lost_before_the_store_gives_the_key_away() {
 }
 
 #[test]
+fn reply_after_the_end_of_max_hold_grants_nothing() {
+    paused(async {
+        let watched = Watched::new(MemoryStore::new());
+        let client = LockClient::builder()
+            .store(watched.clone())
+            .build()
+            .await
+            .unwrap();
+        let short = client.lock("k").max_hold(30 * MS);
+        for lock in [short.clone(), short.fixed_lease(SEC)] {
+            watched.seen().slow_answers.store(40, SeqCst);
+            let late = lock.try_acquire().await;
+            assert!(late.as_ref().is_err_and(Error::is_unavailable), "{late:?}");
+            watched.seen().slow_answers.store(0, SeqCst);
+            assert!(lock.acquire().await.unwrap().is_held());
+        }
+    });
+}
+
+#[test]
 fn stalled_runtime_reports_no_expired_hold() {
     // Without a paused clock: the watchdog is kept from running, and the clock goes on.
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use dlock::operations::LockEventKind;
 use dlock::store::Kind;
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, LockClient, LockOptions, Loss, distributed_lock};
 use dlock_tests::{paused, watched};
+use futures_util::FutureExt;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::time::{Instant, sleep};
 
@@ -255,6 +257,55 @@ fn renewals_show_what_was_left_of_the_lease_and_suspects_are_counted() {
         );
         guard.release().await.unwrap();
         assert_eq!(shown.gauges("g"), [Some(0.0); 3]);
+    });
+}
+
+/// The last renewals before a `max_hold` cannot prolong the lease, however punctual they are.
+#[test]
+fn renewal_that_max_hold_cuts_short_is_no_near_miss() {
+    measured(async |shown| {
+        let client = LockClient::memory();
+        let mut events = client.events();
+        let lock = client.lock("k").lease(30 * SEC).max_hold(45 * SEC);
+        let guard = lock.acquire().await.unwrap();
+        assert_eq!(guard.lost().await, Loss::MaxHold);
+        while let Some(event) = events.next().now_or_never().flatten() {
+            let is_near_miss = matches!(event.what, LockEventKind::NearMiss { .. });
+            assert!(!is_near_miss, "{event:?}");
+        }
+        let of_ratios = |what| shown.value(&format!("dlock_lease_remaining_ratio_{what}"), &[]);
+        let (sum, count) = (of_ratios("sum").unwrap(), of_ratios("count").unwrap());
+        assert!(count > 0.0 && sum / count > 0.6, "{sum} of {count}");
+    });
+}
+
+/// A lease that is as long as a `min_hold` is no more than whole.
+#[test]
+fn remaining_part_of_a_lease_is_one_at_most() {
+    measured(async |shown| {
+        let client = LockClient::memory();
+        let lock = client.lock("k").lease(30 * SEC).min_hold(300 * SEC);
+        let guard = lock.acquire().await.unwrap();
+        sleep(400 * SEC).await;
+        assert!(guard.is_held());
+        let of_ratios = |what| shown.value(&format!("dlock_lease_remaining_ratio_{what}"), &[]);
+        let (sum, count) = (of_ratios("sum").unwrap(), of_ratios("count").unwrap());
+        assert!(count > 0.0 && sum <= count, "{sum} of {count}");
+    });
+}
+
+/// Locks that are acquired one after the other are renewed meanwhile, or begin their leases anew with the last one.
+#[test]
+fn renewals_while_several_locks_are_acquired_are_counted() {
+    measured(async |shown| {
+        let (watched, client) = watched().await;
+        watched.seen().together.store(false, SeqCst);
+        let locks = client.multi(["1:a", "2:b"]).fixed_lease(30 * SEC);
+        let guard = locks.acquire().await.unwrap();
+        let renewals = [("operation", "renew"), ("outcome", "ok")];
+        let counted = shown.value("dlock_store_request_seconds_count", &renewals);
+        assert_eq!(counted, Some(2.0), "one for each lane");
+        guard.release().await.unwrap();
     });
 }
 

@@ -19,7 +19,7 @@ use dlock::store::{
     RenewRequest, Renewal, Scheme, Store, StoreError, StoreFuture,
 };
 use dlock::stores::memory::MemoryStore;
-use dlock::{Error, LockClient, LockGuard, LockKey, Loss};
+use dlock::{Error, LockClient, LockGuard, LockKey, Loss, OnFailure, OnceError, OnceReply, SlotReply};
 use futures_util::FutureExt;
 use futures_util::future::try_join_all;
 use tokio::runtime::{self, Runtime};
@@ -534,6 +534,81 @@ fn inspection_needs_no_runtime_of_its_caller() {
     assert!(block_on(client.force_release("k")).unwrap());
     assert!(!block_on(client.force_release("k")).unwrap());
     drop(guard);
+}
+
+#[test]
+fn work_outside_of_any_runtime_is_dropped_when_that_of_its_client_ends() {
+    let home = a_runtime();
+    let client = home.block_on(async { LockClient::memory() });
+    let (begun, has_begun) = mpsc::channel();
+    let working = std::thread::spawn(move || {
+        let work = client.once("work").run(async |_| {
+            begun.send(()).unwrap();
+            std::future::pending::<Result<u32, String>>().await
+        });
+        block_on(work)
+    });
+    has_begun.recv().unwrap();
+    drop(home);
+    let ended = working.join().expect("it does not panic");
+    assert!(matches!(ended, Err(OnceError::Lost { .. })), "{ended:?}");
+}
+
+#[test]
+fn work_is_done_once_without_a_runtime_of_its_caller() {
+    let home = a_runtime();
+    let (client, other) = home.block_on(async {
+        let store = MemoryStore::new();
+        let build = || LockClient::builder().store(store.clone()).build();
+        (build().await.unwrap(), build().await.unwrap())
+    });
+    let work = |name: &str| client.once(name).on_failure(OnFailure::AtMost(1));
+    let run = || work("work").run(async |_| Ok::<_, String>(runtime::Handle::try_current().is_err()));
+    assert!(
+        matches!(block_on(run()), Ok(OnceReply::Ran(true))),
+        "in no runtime"
+    );
+    assert!(matches!(block_on(run()), Ok(OnceReply::Earlier(true))));
+
+    // It waits for work that is done elsewhere, and does the work that was given up there.
+    let (begun, has_begun) = mpsc::channel();
+    let elsewhere = home.spawn(async move {
+        let done = other.once("wait").run(async |_| {
+            begun.send(()).unwrap();
+            std::future::pending::<Result<u32, String>>().await
+        });
+        done.await.unwrap()
+    });
+    has_begun.recv().unwrap();
+    let waiting = client
+        .once("wait")
+        .wait(20 * MS)
+        .run(async |_| Ok::<_, String>(1));
+    assert!(matches!(block_on(waiting), Ok(OnceReply::Elsewhere { .. })));
+    elsewhere.abort();
+    let waiting = client
+        .once("wait")
+        .wait(60 * SEC)
+        .run(async |_| Ok::<_, String>(2));
+    assert!(matches!(block_on(waiting), Ok(OnceReply::Ran(2))));
+
+    // Work that is not dropped asks for the loss of its claim.
+    let asks = client
+        .once("asks")
+        .run(async |claim| Ok::<_, String>(claim.lost().now_or_never().is_none()));
+    assert!(matches!(block_on(asks), Ok(OnceReply::Ran(true))));
+
+    let every = client.once("every").every(3600 * SEC);
+    let ran = block_on(every.run(async |_| Ok::<_, String>(3)));
+    assert!(matches!(ran, Ok(SlotReply::Ran(3))), "{ran:?}");
+    let mut slots = client.once("slots").every(50 * MS).slots();
+    for _ in 0..2 {
+        let next = block_on(slots.next(async |_| Ok::<_, String>(4)));
+        assert!(matches!(next, Ok(SlotReply::Ran(4))), "{next:?}");
+    }
+    // Given up in the work, without a runtime.
+    let dropped = work("dropped").run(async |_| std::future::pending::<Result<u32, String>>().await);
+    assert!(dropped.now_or_never().is_none());
 }
 
 #[test]

@@ -3,12 +3,12 @@
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, LockKind, OnceError, OnceReply};
-use dlock_tests::paused;
+use dlock_tests::{eventually, paused};
 
 #[test]
 fn work_that_is_done_once_meets_the_faults_of_its_steps() {
@@ -95,6 +95,43 @@ fn nothing_can_be_seen_or_done_while_the_store_is_down() {
     });
 }
 
+/// A waiter that asks while the store is down fails here.
+#[test]
+fn waiters_are_notified_of_what_came_free_when_the_store_is_up_again() {
+    paused(async {
+        let store = TestStore::new();
+        let client = store.client_with(|client| client.retry_for(Duration::from_millis(1)));
+        let client = client.await.unwrap();
+        for is_lost in [false, true] {
+            let (busy, lock) = (store.busy("k"), client.lock("k"));
+            let waiter = tokio::spawn(async move { lock.acquire().await.map(|guard| guard.is_held()) });
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            store.set_down(true);
+            let busy = match is_lost {
+                true => {
+                    assert!(store.lose("k"));
+                    Some(busy)
+                }
+                false => {
+                    drop(busy);
+                    None
+                }
+            };
+            assert_eq!(store.held(), 0);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert!(!waiter.is_finished(), "{is_lost}: {:?}", waiter.await);
+            store.set_down(false);
+            let up = tokio::time::Instant::now();
+            assert!(waiter.await.unwrap().unwrap());
+            assert!(
+                up.elapsed() < Duration::from_secs(1),
+                "{is_lost}: nothing told it"
+            );
+            drop(busy);
+        }
+    });
+}
+
 #[test]
 fn read_write_locks_are_busy_by_a_reader_or_a_writer() {
     paused(async {
@@ -178,6 +215,52 @@ fn a_lock_is_taken_from_waiters_on_other_threads_too() {
         for _ in 0..300 {
             drop(store.busy("hot"));
             tokio::task::yield_now().await;
+        }
+        done.store(true, Ordering::Relaxed);
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+}
+
+/// A holder may release the lock while it is being taken, and then the waiter that gets it meanwhile has lost it. No renewal
+/// is due during the test.
+#[test]
+fn a_holder_that_comes_while_the_lock_is_taken_has_lost_it_too() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(4)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let store = TestStore::new();
+        let (done, inside) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let tasks: Vec<_> = (0..8)
+            .map(|_| {
+                let lock = store.client().lock("hot").lease(Duration::from_secs(3600));
+                let (done, inside) = (done.clone(), inside.clone());
+                tokio::spawn(async move {
+                    while !done.load(Ordering::Relaxed) {
+                        let guard = lock.acquire().await.unwrap();
+                        inside.fetch_add(1, Ordering::SeqCst);
+                        let stays = fastrand::u32(..8) == 0;
+                        while stays && guard.is_held() && !done.load(Ordering::Relaxed) {
+                            tokio::task::yield_now().await;
+                        }
+                        _ = guard.release().await;
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..1000 {
+            for _ in 0..fastrand::u32(..30) {
+                tokio::task::yield_now().await;
+            }
+            let busy = store.busy("hot");
+            let empty = async || inside.load(Ordering::SeqCst) == 0;
+            eventually("all that had the lock have lost it", empty).await;
+            drop(busy);
         }
         done.store(true, Ordering::Relaxed);
         for task in tasks {

@@ -474,3 +474,16 @@ async fn pause(time: Duration) {
         false => sleep(time).await,
     }
 }
+
+/// Half of a nanosecond is none: a waiter that asked at once kept the clock from moving.
+#[test]
+fn waiter_lets_the_paused_clock_pass_the_shortest_min_hold() {
+    dlock_tests::paused_for(SEC, async {
+        let client = LockClient::memory();
+        for nanos in 1..4 {
+            let lock = client.lock("k").min_hold(Duration::from_nanos(nanos));
+            drop(lock.acquire().await.unwrap());
+            lock.acquire().await.unwrap().release().await.unwrap();
+        }
+    });
+}

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use dlock::testing::{Fault, Step, TestStore};
 use dlock::{Error, LockClient, distributed_lock};
 use dlock_tests::Log;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 #[tokio::test(start_paused = true)]
 async fn self_deadlock_is_warned_of_once_with_both_locations() {
@@ -121,4 +122,37 @@ async fn semaphore_without_permits_is_warned_of_and_waited_for() {
     assert_eq!(log.count("waiting until permits are set"), 1);
     semaphore.try_set_permits(1).await.unwrap();
     drop(waiting.await.unwrap().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_that_is_refused_for_good_is_warned_of_once() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let store = TestStore::new();
+    let lock = store.client().lock("k");
+    store.fail_next(Step::Release, Fault::Refused);
+    lock.run(|_| async {}).await.unwrap();
+    assert_eq!(log.count("WARN"), 1);
+    assert_eq!(log.count("ends with its lease"), 1);
+}
+
+/// The caller waits for `retry_for`; the release is sent until the store is back.
+#[tokio::test(start_paused = true)]
+async fn release_that_the_store_gets_late_is_not_said_to_have_failed() {
+    let log = Log::default();
+    let _listening = log.listen();
+    let store = TestStore::new();
+    let lock = store.client().lock("k");
+    let (away, begun) = (store.clone(), Instant::now());
+    lock.run(|_| async move { away.set_down(true) }).await.unwrap();
+    assert!(
+        begun.elapsed() > Duration::from_secs(1),
+        "it waits for the release"
+    );
+    assert_eq!(store.held(), 1);
+    sleep(Duration::from_secs(2)).await;
+    store.set_down(false);
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(store.held(), 0);
+    assert_eq!(log.count("WARN"), 0);
 }

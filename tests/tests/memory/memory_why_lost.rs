@@ -73,9 +73,11 @@ fn lease_that_ran_out_says_whether_store_process_or_work_was_late() {
             counted("expired");
             drop(guard);
 
-            let guard = lock.clone().max_hold(SEC).acquire().await.unwrap();
-            assert_eq!(guard.lost().await, Loss::MaxHold);
-            assert_eq!(guard.why_lost().await, Some(LossReason::MaxHold));
+            for lock in [lock.clone(), lock.clone().fixed_lease(2 * SEC)] {
+                let guard = lock.max_hold(SEC).acquire().await.unwrap();
+                assert_eq!(guard.lost().await, Loss::MaxHold);
+                assert_eq!(guard.why_lost().await, Some(LossReason::MaxHold));
+            }
             let view = lock.acquire().await.unwrap().held();
             sleep(MS).await;
             assert_eq!(view.why_lost().await, Some(LossReason::Released));

@@ -205,6 +205,7 @@ async fn events_of_many_threads_are_whole_and_in_order() {
             } => {
                 let grant = grants.entry(event.grant.clone().expect("of a hold")).or_default();
                 assert_eq!(handed_off, grant.begun > 0, "{event:?}: {grant:?}");
+                assert_eq!(grant.handed_off, grant.begun, "{event:?}: {grant:?}");
                 assert!(!grant.ended, "{event:?}: {grant:?}");
                 grant.begun += 1;
                 let before = last.insert(event.key.to_string(), token);

@@ -10,6 +10,7 @@ use dlock_tests::faults::{
 };
 use dlock_tests::{Direction, Flavor, Server, Store, eventually, settle};
 use futures_util::FutureExt;
+use futures_util::future::join_all;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -20,6 +21,37 @@ async fn watch_loss(guard: &LockGuard) -> Loss {
             return loss;
         }
         tokio::time::sleep(MS).await;
+    }
+}
+
+/// Its port refuses connections: whatever the client does, nothing was sent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acquires_while_the_server_is_down_are_known_not_to_have_been_carried_out() {
+    let server = Server::start(Flavor::from_env()).await;
+    let client = hasty(&server.url()).await;
+    client.lock("k").acquire().await.unwrap().release().await.unwrap();
+    server.kill();
+    eventually("the client knows", async || {
+        let tried = client.lock("k").try_acquire().await;
+        matches!(tried, Err(Error::Unreachable { .. }))
+    })
+    .await;
+    for wait in [None, Some(RETRY_FOR / 3), Some(2 * RETRY_FOR)] {
+        for number in 0..6 {
+            let locks = [
+                client.lock(number.to_string()),
+                client.fair_lock(format!("fair {number}")),
+                client.rw_lock(format!("shared {number}")).read(),
+            ];
+            let acquired = locks.map(|lock| match wait {
+                Some(wait) => lock.wait(wait).acquire(),
+                None => lock.acquire(),
+            });
+            for acquired in join_all(acquired).await {
+                let error = acquired.unwrap_err();
+                assert!(matches!(error, Error::Unreachable { .. }), "{wait:?}: {error:?}");
+            }
+        }
     }
 }
 

@@ -55,6 +55,31 @@ async fn lost_message_delays_a_waiter_by_no_lease() {
     .await;
 }
 
+/// With half of the lease it would look too late.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_message_costs_no_waiter_its_whole_wait() {
+    let (store, proxy, a, b) = setting().await;
+    proxy.lose_messages(true);
+    for kind in [LockKind::Mutex, LockKind::Fenced, LockKind::Write] {
+        let waits = |client: &LockClient| {
+            let lock = match kind {
+                LockKind::Mutex => client.lock("k"),
+                LockKind::Fenced => client.fenced_lock("k"),
+                _ => client.rw_lock("k").write(),
+            };
+            lock.lease(60_000 * MS).wait(10_000 * MS).acquire()
+        };
+        let guard = waits(&b).await.unwrap();
+        let waiter = tokio::spawn(waits(&a));
+        is_subscribed(store.as_server(), "k").await;
+        settle().await;
+        guard.release().await.unwrap();
+        let guard = within(PATIENCE, "the look", waiter).await.unwrap().unwrap();
+        guard.release().await.unwrap();
+        store.assert_clean(&[&a, &b]).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_hundred_waiters_cost_one_connection_and_few_requests() {
     let (store, proxy, a, b) = setting().await;

@@ -89,6 +89,22 @@ impl Rows for Table {
         }
     }
 
+    async fn refuses(&self, key: Option<&str>) {
+        let mut db = self.server.client().await;
+        for change in ["INSERT", "UPDATE"] {
+            let name = format!("{}_refuses_{change}", self.name);
+            let drop = format!("DROP TRIGGER IF EXISTS {name}");
+            db.query_drop(drop).await.unwrap();
+            let Some(key) = key else { continue };
+            let sql = format!(
+                "CREATE TRIGGER {name} BEFORE {change} ON `{}` FOR EACH ROW IF NEW.k = '{key}' THEN \
+                 SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'for a test'; END IF",
+                self.name
+            );
+            db.query_drop(sql).await.unwrap();
+        }
+    }
+
     async fn expire(&self) {
         let sql = format!("UPDATE `{}` SET until_us = until_us - 1000000000000", self.name);
         self.server.client().await.query_drop(sql).await.unwrap();

@@ -30,6 +30,8 @@ in_scenes! { Table:
     fn lost_request_or_reply_of_a_forced_release_ends_the_lock_or_is_told() = lost_request_or_reply_of_a_forced_release_ends_the_lock_or_is_told(Mysql::shared());
     fn lost_renewals_cost_no_lock() = lost_renewals_cost_no_lock(Mysql::shared());
     fn what_waits_to_be_sent_goes_together() = what_waits_goes_together(Mysql::shared());
+    /// The driver tells the failure of a statement only after the header of its reply, as it seems of the next one.
+    fn key_that_the_server_refuses_costs_no_other_key() = refused_key_costs_no_other_key(Mysql::shared());
 }
 
 #[tokio::test]
@@ -236,6 +238,29 @@ async fn release_that_another_transaction_delays_keeps_the_lock_no_longer() {
     locked.query_drop("COMMIT").await.unwrap();
     assert!(is_released(&delayed.await.unwrap()));
     token(store.clone().acquire(ask("k", 2, LEASE)).await);
+}
+
+/// The server ends its wait for the row after a second. The release of the lock is repeated, and that of no other one.
+#[tokio::test]
+async fn release_that_waited_too_long_for_its_row_is_repeated() {
+    let setting = setting().await;
+    let store = &setting.patient;
+    let keys: Vec<String> = (0..8).map(|n| format!("k{n}")).collect();
+    for (key, n) in keys.iter().zip(1..) {
+        token(store.clone().acquire(ask(key, n, LEASE)).await);
+    }
+    let mut locked = setting.locked("k4").await;
+    let releases = keys.iter().zip(1..);
+    let releases = releases.map(|(key, n)| tokio::spawn(store.clone().release(end(key, n))));
+    let mut releases: Vec<_> = releases.collect();
+    let stuck = releases.remove(4);
+    for release in releases {
+        assert!(is_released(&release.await.unwrap()));
+    }
+    sleep(2 * SEC).await;
+    assert!(!stuck.is_finished());
+    locked.query_drop("COMMIT").await.unwrap();
+    assert!(is_released(&stuck.await.unwrap()));
 }
 
 /// What waits to be sent goes together, also the release of a lock whose row a transaction keeps locked.

@@ -119,6 +119,22 @@ impl Rows for Table {
         self.server.client().await.batch_execute(&sql).await.unwrap();
     }
 
+    async fn refuses(&self, key: Option<&str>) {
+        let drop = format!("DROP TRIGGER IF EXISTS refuses ON {}", self.name);
+        let db = self.server.client().await;
+        db.batch_execute(&drop).await.unwrap();
+        let Some(key) = key else { return };
+        // As a trigger of MySQL does; and as row-level security does.
+        let code = ["45000", "42501"][fastrand::usize(..2)];
+        let sql = format!(
+            "CREATE OR REPLACE FUNCTION {t}_refuses() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+             IF NEW.key = '{key}' THEN RAISE EXCEPTION 'for a test' USING ERRCODE = '{code}'; END IF; RETURN NEW; END $$; \
+             CREATE TRIGGER refuses BEFORE INSERT OR UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION {t}_refuses()",
+            t = self.name
+        );
+        db.batch_execute(&sql).await.unwrap();
+    }
+
     async fn expire(&self) {
         let sql = format!(
             "UPDATE \"{}\" SET until = clock_timestamp() - interval '1 second'",

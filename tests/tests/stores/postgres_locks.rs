@@ -103,6 +103,7 @@ in_scenes! { Table:
     fn lost_request_or_reply_of_a_forced_release_ends_the_lock_or_is_told() = lost_request_or_reply_of_a_forced_release_ends_the_lock_or_is_told(Postgres::shared());
     fn lost_renewals_cost_no_lock() = lost_renewals_cost_no_lock(Postgres::shared());
     fn what_waits_to_be_sent_goes_into_one_statement() = what_waits_goes_together(Postgres::shared());
+    fn key_that_the_server_refuses_costs_no_other_key() = refused_key_costs_no_other_key(Postgres::shared());
     fn holds_survive_a_restart_and_waiters_go_on() = holds_survive_a_restart_and_waiters_go_on(Postgres::start());
     fn holder_is_lost_before_the_lease_ends_when_the_server_stands_still() = holder_is_lost_before_the_lease_ends(Postgres::start());
     fn holder_that_is_cut_off_is_lost_before_another_one_has_its_lock() = holder_that_is_cut_off_is_lost_before_another_one_has_its_lock(Postgres::shared());
@@ -366,6 +367,23 @@ async fn step_that_fails_for_its_values_fails_alone() {
     for reply in join_all(busy).await {
         token(reply.unwrap());
     }
+}
+
+/// As an operator may enter it.
+#[tokio::test]
+async fn lease_without_an_end_is_shown_and_hides_no_other_lock() {
+    let setting = setting().await;
+    let store = &setting.patient;
+    for (key, n) in [("a", 1), ("endless", 2), ("z", 3)] {
+        token(store.clone().acquire(ask(key, n, LEASE)).await);
+    }
+    setting
+        .sql("UPDATE {t} SET until = 'infinity' WHERE key = 'endless'")
+        .await;
+    let listed = client(store).await.list("").await.unwrap();
+    let keys: Vec<&str> = listed.iter().map(|(key, _)| key.as_str()).collect();
+    assert_eq!(keys, ["a", "endless", "z"]);
+    assert!(listed[1].1.remaining > Some(1000 * LEASE), "{listed:?}");
 }
 
 /// As the defaults of a role or a database may have it; behind a transaction pooler they cannot be changed.

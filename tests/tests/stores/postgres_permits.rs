@@ -8,7 +8,7 @@ use dlock::store::{
     AcquireReply, AcquireRequest, GrantId, Kind, Outcome, ReleaseReply, ReleaseRequest, RenewRequest,
     Renewal, Store,
 };
-use dlock::{LockClient, Permit};
+use dlock::{LockClient, MAX_AT_ONCE, Permit};
 use dlock_postgres::HoldError;
 use dlock_tests::faults::{PATIENCE, answered, in_rounds, within};
 use dlock_tests::postgres::Postgres;
@@ -94,6 +94,22 @@ in_scenes! { Table:
     fn permits_their_total_and_a_latch_are_kept_when_the_server_restarts() = permits_their_total_and_a_latch_outlive_a_restart(Postgres::start());
     fn holders_of_permits_are_shown_and_forced_out_and_the_total_stays() = holders_of_permits_are_shown_and_forced_out(Postgres::shared());
     fn waiters_of_all_processes_go_on_when_a_latch_is_counted_down() = waiters_of_all_processes_go_on_when_a_latch_is_counted_down(Postgres::shared());
+}
+
+/// As an operator may enter it. A holder for each of two thousand million permits needs more memory than there is.
+#[tokio::test]
+async fn nonsensical_number_of_permits_ends_no_process_that_looks_at_them() {
+    let setting = setting().await;
+    let client = setting.client().await;
+    let _permit = client.semaphore("k").permits(2).acquire().await.unwrap();
+    let _beside = client.lock("other").acquire().await.unwrap();
+    for (amount, shown) in [(i32::MAX, MAX_AT_ONCE), (-1, 0)] {
+        let sql = format!("UPDATE {}_permits SET amount = {amount}", setting.table);
+        setting.server.client().await.batch_execute(&sql).await.unwrap();
+        let listed = client.list("").await.unwrap();
+        let of = |name: &str| listed.iter().filter(|(key, _)| *key == name).count();
+        assert_eq!((of("k"), of("other")), (shown, 1));
+    }
 }
 
 /// In each level of isolation that a database may have by default.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlock::store::{
-    AcquireReply, AcquireRequest, GrantId, Kind, Outcome, ReleaseReply, ReleaseRequest, RenewRequest,
+    AcquireReply, AcquireRequest, GrantId, Kind, Outcome, Reason, ReleaseReply, ReleaseRequest, RenewRequest,
     Renewal, Store, StoreError,
 };
 use dlock::{HoldState, LockClient, LockGuard, Loss};
@@ -144,6 +144,9 @@ pub(super) trait Rows: Backend {
 
     /// From now on every third change of a row fails, by conflicts of all kinds.
     fn conflicts(&self) -> impl Future<Output = ()> + Send;
+
+    /// From now on the row of this key can be neither made nor changed; that of each other key can.
+    fn refuses(&self, key: Option<&str>) -> impl Future<Output = ()> + Send;
 
     /// Ends the leases of all locks.
     fn expire(&self) -> impl Future<Output = ()> + Send;
@@ -391,6 +394,81 @@ pub(super) async fn what_waits_goes_together<B: Backend>(server: Arc<B::Server>)
     assert_eq!(all(join_all(asks(1000)).await), 100);
     let sent = setting.proxy.count(B::acquires) - before;
     assert!(sent <= 4, "{sent} round trips");
+}
+
+/// Sees that the step of one key was refused, and those of all others were carried out.
+fn is_refused_alone<T: std::fmt::Debug>(
+    at: usize,
+    replies: &[Result<T, StoreError>],
+    is_done: impl Fn(&T) -> bool,
+) {
+    for (n, reply) in replies.iter().enumerate() {
+        let is_right = match reply {
+            Ok(reply) => n != at && is_done(reply),
+            Err(error) => n == at && error.outcome == Outcome::NotDone && error.reason == Reason::Refused,
+        };
+        assert!(is_right, "{n}, where {at} is refused: {replies:?}");
+    }
+}
+
+/// Of steps that share a request, whichever it is: the first one, the last one, or one between others.
+pub(super) async fn refused_key_costs_no_other_key<B: Rows>(server: Arc<B::Server>) {
+    let setting = Setting::<B>::on(server).await;
+    let store = &setting.patient;
+    let keys: Vec<String> = (0..8).map(|n| format!("k{n}")).collect();
+    for key in &keys {
+        row(store, key).await;
+    }
+    for (at, bad) in keys.iter().enumerate() {
+        let numbered = || keys.iter().zip(u64::try_from(10 * at).unwrap()..);
+        let acquires = || numbered().map(|(key, n)| store.clone().acquire(ask(key, n, LEASE)));
+        let releases = || numbered().map(|(key, n)| store.clone().release(end(key, n)));
+        let is_granted = |reply: &AcquireReply| matches!(reply, AcquireReply::Acquired(_));
+
+        setting.backend.refuses(Some(bad)).await;
+        is_refused_alone(at, &join_all(acquires()).await, is_granted);
+        setting.backend.refuses(None).await;
+        token(acquires().nth(at).expect("it is one of them").await);
+
+        setting.backend.refuses(Some(bad)).await;
+        let renewals = numbered().map(|(key, n)| renewal(key, n, LEASE)).collect();
+        let replies = store
+            .clone()
+            .renew(renewals)
+            .await
+            .expect("each has a reply of its own");
+        is_refused_alone(at, &replies, |reply| *reply == Renewal::Renewed);
+        let replies = join_all(releases()).await;
+        is_refused_alone(at, &replies, |reply| {
+            matches!(reply, ReleaseReply::Released { .. })
+        });
+        assert_eq!(setting.held().await, 1);
+        setting.backend.refuses(None).await;
+        assert!(is_released(&releases().nth(at).expect("it is one of them").await));
+
+        assert_eq!(
+            join_all(acquires()).await.into_iter().map(token).count(),
+            keys.len()
+        );
+        setting.backend.refuses(Some(bad)).await;
+        let forced = keys
+            .iter()
+            .map(|key| store.clone().force_release(key.as_str().into()));
+        is_refused_alone(at, &join_all(forced).await, |ended| *ended);
+        assert_eq!(setting.held().await, 1);
+        setting.backend.refuses(None).await;
+        assert!(store.clone().force_release(bad.as_str().into()).await.unwrap());
+    }
+    // Their rows have to be made first.
+    for at in 0..8 {
+        let keys: Vec<String> = (0..8).map(|n| format!("new {at} {n}")).collect();
+        setting.backend.refuses(Some(&keys[at])).await;
+        let acquires = keys.iter().zip(u64::try_from(100 + 10 * at).unwrap()..);
+        let acquires = acquires.map(|(key, n)| store.clone().acquire(ask(key, n, LEASE)));
+        is_refused_alone(at, &join_all(acquires).await, |reply| {
+            matches!(reply, AcquireReply::Acquired(_))
+        });
+    }
 }
 
 /// The server has to be the test's own.

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use dlock::store::{
-    AcquireReply, AcquireRequest, GrantId, Kind, ReleaseRequest, RenewRequest, Renewal, Store,
+    AcquireReply, AcquireRequest, GrantId, Kind, Outcome, Reason, ReleaseRequest, RenewRequest, Renewal,
+    Store,
 };
 use dlock::{Error, LockClient, LockKind};
 use dlock_tests::eventually;
@@ -176,4 +177,67 @@ async fn right_that_is_missing_is_told_and_nothing_stays() {
     // Its node stays, which may have the lock in the end.
     assert!(matches!(busy, Error::OutcomeUnknown { .. }), "{busy:?}");
     assert!(busy.to_string().contains("to delete a node: NoAuth"), "{busy}");
+}
+
+/// Renewals share a write. More of them are refused than a write is repeated without one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lock_that_may_not_be_read_costs_no_other_lock() {
+    let server = Zookeeper::shared().await;
+    let root = format!("/permissions-{:016x}", fastrand::u64(..));
+    let builder = ZookeeperLocks::builder(&server.addr().to_string()).root(&root);
+    let store = Arc::new(builder.timeout(PATIENCE).connect().await.unwrap());
+    let keys: Vec<String> = (0..12).map(|n| format!("k{n:02}")).collect();
+    let grants = keys
+        .iter()
+        .zip(1..)
+        .map(|(key, n)| (key.as_str(), GrantId::from_parts(7, n)));
+    let grants: Vec<(&str, GrantId)> = grants.collect();
+    for (key, grant) in &grants {
+        let acquire = AcquireRequest::new(Kind::Mutex, (*key).into(), *grant, LEASE);
+        let reply = store.clone().acquire(acquire).await.unwrap();
+        assert!(matches!(reply, AcquireReply::Acquired(_)), "{reply:?}");
+    }
+    let is_bad = |key: &str| ["k00", "k03", "k04", "k05", "k08", "k11"].contains(&key);
+    let nodes = server.told(&[format!("ls -R {root}")]).await;
+    let bad = nodes.lines().filter(|line| {
+        let names: Vec<&str> = line.rsplit('/').collect();
+        line.starts_with(&root) && names.len() > 2 && is_bad(names[1])
+    });
+    let hide: Vec<String> = bad.map(|node| format!("setAcl {node} world:anyone:dw")).collect();
+    assert_eq!(hide.len(), 6, "{nodes}");
+    server.told(&hide).await;
+    let renewals = grants
+        .iter()
+        .map(|(key, grant)| RenewRequest::new(Kind::Mutex, (*key).into(), *grant, LEASE));
+    let replies = store.clone().renew(renewals.collect()).await.unwrap();
+    for ((key, _), reply) in grants.iter().zip(&replies) {
+        match reply {
+            Err(error) if is_bad(key) => assert_eq!(
+                (error.outcome, &error.reason),
+                (Outcome::NotDone, &Reason::Refused),
+                "{key}: {error}"
+            ),
+            Ok(Renewal::Renewed | Renewal::RenewedFor(_)) if !is_bad(key) => {}
+            other => panic!("{key}: {other:?}"),
+        }
+    }
+}
+
+/// The node that has the number of permits may be of another program.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn semaphore_without_a_readable_total_is_refused_and_no_node_stays() {
+    let server = Zookeeper::shared().await;
+    let root = format!("/permissions-{:016x}", fastrand::u64(..));
+    let builder = ZookeeperLocks::builder(&server.addr().to_string()).root(&root);
+    let locks = client(&builder.timeout(PATIENCE).connect().await.unwrap()).await;
+    drop(locks.semaphore("k").permits(2).acquire().await.unwrap());
+    server.told(&[format!("set {root}/k/permits x")]).await;
+    let refused = locks.semaphore("k").try_acquire().await.expect_err("no number");
+    assert!(matches!(refused, Error::Refused { .. }), "{refused:?}");
+    assert!(refused.to_string().contains("SharedCount"), "{refused}");
+    let nodes = [format!("ls -R {root}/k")];
+    eventually("nothing is left", async || {
+        !server.told(&nodes).await.contains("lock-")
+    })
+    .await;
 }

@@ -16,7 +16,7 @@ use crate::runtime::client::Handle;
 use crate::runtime::hold::Hold;
 use crate::store::{
     AcquireAllReply, AcquireReply, Busy, GrantId, Granted, Lane, Reason, ReleaseRequest, RenewRequest,
-    Renewal, Store, StoreError, StoreFuture,
+    Renewal, StoreError, StoreFuture,
 };
 
 /// A value for the key at this index among all keys of the call.
@@ -294,21 +294,26 @@ impl Taken {
     pub(super) async fn begin_now(&mut self, all: bool) -> Result<(), StoreError> {
         let sent = clock::now();
         let mut lanes: BTreeMap<Lane, (Vec<usize>, Vec<RenewRequest>)> = BTreeMap::new();
-        let mut store: Option<Arc<dyn Store>> = None;
+        let mut client: Option<Arc<Handle>> = None;
         for (place, (_, (attempt, _))) in self.0.iter().enumerate() {
             if all || attempt.ends_by_itself() {
                 let request = attempt.begin_anew();
-                let store = store.insert(attempt.store());
-                let (places, requests) = lanes.entry(lane_of(&**store, &request.key)).or_default();
+                let shared = client.insert(attempt.handle.clone()).shared();
+                let (places, requests) = lanes.entry(lane_of(&*shared.store, &request.key)).or_default();
                 places.push(place);
                 requests.push(request);
             }
         }
-        let Some(store) = store else { return Ok(()) };
+        let Some(client) = client else { return Ok(()) };
+        let shared = client.shared();
         let steps = lanes.into_values().map(|(places, requests)| {
             let key = requests[0].key.clone();
-            let step = called(&key, || store.clone().renew(requests));
-            async move { (places, reply_of(step, &key).await) }
+            let step = called(&key, || shared.store.clone().renew(requests));
+            async move {
+                let answers = reply_of(step, &key).await;
+                shared.renewals_ended(&answers, sent);
+                (places, answers)
+            }
         });
         for (places, answers) in join_all(steps).await {
             for (place, answer) in places.into_iter().zip(answers?) {

@@ -2,8 +2,8 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
@@ -21,6 +21,7 @@ use crate::engine::timing::{FIRST_PAUSE, may_outlast_lease, pause_after_failed_r
 use crate::runtime::client::Shared;
 use crate::runtime::emit::Event;
 use crate::runtime::ending::Ending;
+use crate::runtime::outside::with_timers_of;
 use crate::store::records::{
     ClaimReply, ClaimRequest, ClaimToken, OnOrphan, OwnerReply, RecordKey, Records, SlotOutcome, SlotReply,
     SlotRequest,
@@ -346,6 +347,8 @@ impl Claim {
             keep: self.target.keep,
             deadline: self.deadline.clone(),
             not_started: self.not_started.clone(),
+            runtime: self.target.runtime.clone(),
+            client: self.target.client.as_ref().map(Arc::downgrade),
         }
     }
 
@@ -356,7 +359,8 @@ impl Claim {
 
     /// Completes when another attempt may begin.
     pub(super) async fn lost(&self) {
-        lost(&self.deadline).await;
+        let client = self.target.client.as_ref().map(Arc::downgrade);
+        lost(&self.deadline, client.as_ref()).await;
     }
 
     /// Settles it, and keeps trying until that is done, even if the answer is not awaited.
@@ -427,6 +431,8 @@ pub struct OnceClaim {
     keep: Duration,
     deadline: watch::Receiver<Deadline>,
     not_started: Arc<AtomicBool>,
+    runtime: runtime::Handle,
+    client: Option<Weak<Shared>>,
 }
 
 impl OnceClaim {
@@ -553,9 +559,10 @@ impl OnceClaim {
     /// settled, this completes when the lease would have ended, or as soon as a renewal that was under way tells that it
     /// was settled: it is for the time before.
     pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
-        let deadline = self.deadline.clone();
+        let (deadline, runtime) = (self.deadline.clone(), self.runtime.clone());
+        let client = self.client.clone();
         async move {
-            lost(&deadline).await;
+            with_timers_of(&runtime, lost(&deadline, client.as_ref())).await;
             match current(&deadline) {
                 Some(_) => Loss::Expired,
                 None => Loss::Gone,
@@ -581,8 +588,8 @@ fn current(deadline: &watch::Receiver<Deadline>) -> Deadline {
 }
 
 /// Completes when the claim is lost. Each poll checks the clock, since the timer of a suspended machine fires late.
-async fn lost(deadline: &watch::Receiver<Deadline>) {
-    let mut told = pin!(told_of_loss(deadline));
+async fn lost(deadline: &watch::Receiver<Deadline>, client: Option<&Weak<Shared>>) {
+    let mut told = pin!(told_of_loss(deadline, client));
     poll_fn(|cx| match current(deadline) {
         Some(until) if clock::now() < until => told.as_mut().poll(cx),
         _ => Poll::Ready(()),
@@ -590,7 +597,7 @@ async fn lost(deadline: &watch::Receiver<Deadline>) {
     .await;
 }
 
-async fn told_of_loss(deadline: &watch::Receiver<Deadline>) {
+async fn told_of_loss(deadline: &watch::Receiver<Deadline>, client: Option<&Weak<Shared>>) {
     let mut deadline = deadline.clone();
     while let Some(until) = current(&deadline) {
         if until <= clock::now() {
@@ -599,12 +606,23 @@ async fn told_of_loss(deadline: &watch::Receiver<Deadline>) {
         tokio::select! {
             biased;
             renewed = deadline.changed() => if renewed.is_err() {
-                // It was settled, or the runtime that renewed it has ended.
-                return clock::sleep_until(until).await;
+                // It was settled, or the runtime that renewed it has ended: that has no timers any more, and its claims end soon.
+                let mut over = pin!(clock::sleep_until(until));
+                let over = poll_fn(|cx| match client.is_some_and(has_lost_its_runtime) {
+                    true => Poll::Ready(()),
+                    false => over.as_mut().poll(cx),
+                });
+                return over.await;
             },
             () = clock::sleep_until(until) => {}
         }
     }
+}
+
+fn has_lost_its_runtime(client: &Weak<Shared>) -> bool {
+    client
+        .upgrade()
+        .is_none_or(|client| client.has_lost_its_runtime())
 }
 
 /// When a claim sent at `sent` ends, by this process's clock.

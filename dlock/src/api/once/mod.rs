@@ -213,7 +213,8 @@ impl LockClient {
 
 impl Records {
     /// Returns the work of this name on records without a client, such as those of `dlock-postgres`. No shutdown of a client
-    /// waits for it, also where the records are those of a [client](LockClient::records).
+    /// waits for it, also where the records are those of a [client](LockClient::records). The tokio
+    /// runtime in which a call is polled renews its claim: outside of one the call panics, before it claims the name.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -327,7 +328,8 @@ impl Once {
     /// # Ok(()) }
     /// ```
     ///
-    /// The future is polled in the caller's task, in a tokio runtime. It is dropped when the claim is lost.
+    /// The future is polled in the caller's task. It is dropped when the claim is lost. Any thread can wait for a call, also
+    /// outside tokio: then the timers are those of the client's runtime, and the work itself has none.
     ///
     /// # Errors
     ///
@@ -351,7 +353,7 @@ impl Once {
         async move {
             this.check()?;
             let target = Arc::new(this.target()?);
-            let (admitted, _) = Box::pin(this.admitted(&target, None)).await?;
+            let (admitted, _) = this.admitted(&target, None).await?;
             let claim = match admitted {
                 Admitted::Claimed(claim) => claim,
                 Admitted::Done(bytes) => return stored::earlier(&bytes).map(OnceReply::Earlier),

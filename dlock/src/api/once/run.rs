@@ -13,6 +13,7 @@ use crate::Error;
 use crate::api::builder::DEFAULT_RETRY_FOR;
 use crate::base::{broken, clock};
 use crate::runtime::emit::Event;
+use crate::runtime::outside::with_timers_of;
 use crate::runtime::scope;
 use crate::store::records::{ClaimReply, ClaimRequest, ClaimToken, OnOrphan, SlotReply, SlotRequest};
 use crate::store::{StoreError, Watch};
@@ -49,18 +50,25 @@ pub(super) fn strange() -> StoreError {
 }
 
 impl Once {
+    /// The runtime that renews and settles claims, and whose timers a call uses outside tokio.
+    pub(super) fn runtime(&self) -> runtime::Handle {
+        match &self.source {
+            Source::Records(_) => runtime::Handle::current(),
+            Source::Client(handle) => handle.shared().runtime.clone(),
+        }
+    }
+
     pub(super) fn target(&self) -> Result<Target, Error> {
         let mut nested = false;
-        let (retry_for, runtime, client) = match &self.source {
-            Source::Records(_) => (DEFAULT_RETRY_FOR, runtime::Handle::current(), None),
+        let (retry_for, client) = match &self.source {
+            Source::Records(_) => (DEFAULT_RETRY_FOR, None),
             Source::Client(handle) => {
                 let shared = handle.shared();
                 nested = scope::current().is_inside(shared);
                 if claim::ending(shared, nested).is_given() {
                     return Err(shared.refusal());
                 }
-                let (retry_for, runtime) = (shared.settings.retry_for, shared.runtime.clone());
-                (retry_for, runtime, Some(shared.clone()))
+                (shared.settings.retry_for, Some(shared.clone()))
             }
         };
         Ok(Target {
@@ -71,7 +79,7 @@ impl Once {
             keep: self.keep_or_default(),
             on_orphan: self.on_orphan,
             retry_for,
-            runtime,
+            runtime: self.runtime(),
             client,
             nested,
         })
@@ -80,6 +88,15 @@ impl Once {
     /// Asks until the work may begin, or its outcome is known without it; for work with slots, returns the last claim
     /// reply too.
     pub(super) async fn admitted(
+        &self,
+        target: &Arc<Target>,
+        slot: Option<SlotRequest>,
+    ) -> Result<(Admitted, Option<SlotReply>), Error> {
+        let asking = Box::pin(self.asks(target, slot));
+        with_timers_of(&target.runtime, asking).await
+    }
+
+    async fn asks(
         &self,
         target: &Arc<Target>,
         slot: Option<SlotRequest>,
@@ -173,7 +190,8 @@ impl Once {
         }
         let output = tokio::select! {
             biased;
-            () = claim.lost(), if !broken!(OnceGoesOnWithoutClaim) => return Err(self.lost(attempt, true)),
+            // The work itself is polled in the runtime of the caller, if there is one.
+            () = with_timers_of(&target.runtime, claim.lost()), if !broken!(OnceGoesOnWithoutClaim) => return Err(self.lost(attempt, true)),
             output = claim::under(view, work) => output,
         };
         let value = match output {
@@ -219,7 +237,7 @@ impl Once {
             settled = &mut settling => {
                 settled.unwrap_or_else(|_| Settled::Failed(StoreError::unknown("the runtime has ended")))
             }
-            () = claim::sleep(target.lease) => Settled::Failed(waited_too_long()),
+            () = with_timers_of(&target.runtime, claim::sleep(target.lease)) => Settled::Failed(waited_too_long()),
         }
     }
 

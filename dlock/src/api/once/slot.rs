@@ -370,7 +370,7 @@ impl OnceSlot {
             // Counted from the beginning of the slot, which may be in the future.
             target.keep += self.slot.longest_ahead();
             let target = Arc::new(target);
-            let admitted = Box::pin(once.admitted(&target, Some(self.slot))).await?;
+            let admitted = once.admitted(&target, Some(self.slot)).await?;
             Ok::<_, Error>((target, admitted))
         };
         let (target, (admitted, reply)) = admitted.await.map_err(|error| (error.into(), None))?;

@@ -12,6 +12,7 @@ use super::slot::{OnceEvery, SlotReply};
 use super::{OnceClaim, OnceError};
 use crate::Error;
 use crate::base::clock;
+use crate::runtime::outside::with_timers_of;
 
 /// How long a reading of the store's clock is used: in that time the clocks of two machines drift a millisecond apart.
 const BELIEVED: Duration = Duration::from_secs(60);
@@ -117,7 +118,8 @@ impl Slots {
         W: FnOnce(OnceClaim) -> Fut,
         Fut: Future<Output = Result<T, E>>,
     {
-        let slot = match self.begin().await {
+        let runtime = self.every.once().runtime();
+        let slot = match with_timers_of(&runtime, self.begin()).await {
             Ok(slot) => slot,
             Err(error) => {
                 let pause = self.every.period().clamp(SHORTEST_PAUSE, PAUSE);
@@ -146,7 +148,7 @@ impl Slots {
     async fn begin(&mut self) -> Result<Duration, Error> {
         let period = self.every.period();
         if let Some(until) = self.paused_until {
-            clock::sleep_until(until).await;
+            self.sleep(until.saturating_duration_since(clock::now())).await?;
             self.paused_until = None;
         }
         self.every.check()?;

@@ -20,6 +20,8 @@ pub(crate) struct Rules {
     pub(crate) patience: Duration,
     /// When the call began.
     pub(crate) started: Moment,
+    /// When the wait of the call is over.
+    pub(crate) until: Option<Moment>,
 }
 
 /// An event.

@@ -9,6 +9,7 @@ const PLAIN: Rules = Rules {
     permits: false,
     patience: Duration::from_secs(3),
     started: START,
+    until: None,
 };
 const FAIR: Rules = Rules { fair: true, ..PLAIN };
 const WRITE: Rules = Rules {
@@ -270,6 +271,81 @@ fn failed_request_is_repeated_after_a_pause_until_the_patience_ends() {
             (3000, Event::Due, "send (poll by 5500)"),
             (3000, Event::PatienceOver, "failed in doubt"),
         ],
+    );
+}
+
+/// The notification of the release may be lost.
+#[test]
+fn waiter_looks_once_more_before_its_wait_is_over() {
+    let rules = Rules {
+        until: Some(START + ms(8000)),
+        ..PLAIN
+    };
+    run(
+        rules,
+        true,
+        vec![
+            (0, MAY_ASK, "send"),
+            (0, busy(29_000), "head waits, listen, wait until 7650"),
+            (7650, Event::Due, "share, send"),
+            (7650, busy(22_000), "head waits, wait until 18650"),
+            (8000, Event::WaitOver, "busy for Some(21.65s)"),
+        ],
+    );
+    // A slow store gets four times as long as its slowest reply took.
+    let rows = vec![
+        (0, MAY_ASK, "send"),
+        (500, busy(29_000), "head waits, listen, wait until 5900"),
+    ];
+    run(rules, true, rows);
+    let rows = vec![
+        (0, MAY_ASK, "send (poll by 2500)"),
+        (
+            0,
+            busy(29_000),
+            "head waits, listen, wait until 1500 (poll by 2500)",
+        ),
+    ];
+    run(Rules { fair: true, ..rules }, true, rows);
+    // Of a short wait nothing is left for another look.
+    let rules = Rules {
+        until: Some(START + ms(300)),
+        ..PLAIN
+    };
+    let rows = vec![
+        (0, MAY_ASK, "send"),
+        (0, busy(29_000), "head waits, listen, wait until 14500"),
+    ];
+    run(rules, true, rows);
+}
+
+#[test]
+fn request_that_was_not_sent_leaves_no_doubt() {
+    for (was_not_sent, expected) in [(false, "failed in doubt"), (true, "failed")] {
+        let mut evidence = Evidence::default();
+        let mut acquire = Acquire::new(PLAIN, true, &mut evidence);
+        acquire.handle(MAY_ASK, START);
+        acquire.handle(unreachable(), START + ms(10));
+        acquire.handle(Event::Due, START + ms(60));
+        acquire.ends_with(&Event::PatienceOver, |asked| {
+            assert_eq!(asked, START + ms(60));
+            was_not_sent
+        });
+        assert_eq!(
+            said(&acquire.handle(Event::PatienceOver, START + ms(3000))),
+            expected
+        );
+    }
+    // What is known of the last request says nothing of an earlier one.
+    let mut evidence = Evidence::default();
+    let mut acquire = Acquire::new(PLAIN, true, &mut evidence);
+    acquire.handle(MAY_ASK, START);
+    acquire.handle(in_doubt(), START + ms(10));
+    acquire.handle(Event::Due, START + ms(60));
+    acquire.ends_with(&Event::WaitOver, |_| true);
+    assert_eq!(
+        said(&acquire.handle(Event::WaitOver, START + ms(3000))),
+        "failed in doubt"
     );
 }
 

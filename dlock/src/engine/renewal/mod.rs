@@ -220,6 +220,11 @@ impl<G: Renewable> RenewalTable<G> {
         actions
     }
 
+    /// Has each grant confirmed that enters from now on, if its request was sent earlier.
+    pub(crate) fn doubt_entering(&mut self, now: Moment) {
+        self.doubts.put(None, now);
+    }
+
     /// Whether there are enough for planned renewal batches to pay off.
     fn are_many(&self) -> bool {
         self.entries.len() >= lanes::CHUNK

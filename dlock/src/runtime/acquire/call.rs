@@ -7,9 +7,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::base::clock;
+use crate::base::moment::Moment;
 use crate::engine::handoff::{DEFAULT_HANDOFFS, HandoffTerms};
 use crate::runtime::attempt::{AcquireAttempt, AcquireTarget, AttemptOutcome};
-use crate::runtime::calls::explained;
+use crate::runtime::calls::{explained, was_unreachable_since};
 use crate::runtime::capable;
 use crate::runtime::client::Handle;
 use crate::runtime::emit::meter::Series;
@@ -127,6 +128,12 @@ impl AcquireCall {
             true => &shared.closing,
             false => &shared.draining,
         }
+    }
+
+    /// Whether a request that was made then was certainly not sent.
+    pub(crate) fn was_not_sent(&self, asked: Moment) -> bool {
+        let shared = self.handle.shared();
+        was_unreachable_since(&*shared.store, &self.key, asked.instant())
     }
 
     /// Returns the error of a call that had to end for that reason.

@@ -155,6 +155,11 @@ impl<'a, 'e> FairWaiter<'a, 'e> {
                 },
                 Awaits::Notification { until, listen_at } => self.notified(until, listen_at).await?,
             };
+            (self.acquire).ends_with(&event, |asked| {
+                // Another thread may have made the request before.
+                let asked = self.slot.asked().unwrap_or(asked);
+                self.wait.call.was_not_sent(asked)
+            });
             step = self.acquire.handle(event, Moment::now());
         }
     }
@@ -184,7 +189,7 @@ impl<'a, 'e> FairWaiter<'a, 'e> {
     /// Sends a request under its position, unless that was done when it joined or became the queue head.
     fn asks(&mut self, poll_by: Option<Moment>) {
         self.entry.polled_by(poll_by);
-        if self.slot.is_in_flight() {
+        if self.slot.asked().is_some() {
             return;
         }
         // The reply covers events before the request.

@@ -184,7 +184,9 @@ impl<G: AcquireTarget> Wait<'_, G> {
                 }
                 Met::HandedOff(guard) => return Ok(self.took(guard, head, acquire)),
             };
-            step = at_store.acquire.handle(event, Moment::now());
+            let acquire = &mut at_store.acquire;
+            acquire.ends_with(&event, |asked| self.call.was_not_sent(asked));
+            step = acquire.handle(event, Moment::now());
         }
     }
 

@@ -10,7 +10,6 @@ use crate::base::moment::Moment;
 use crate::engine::evidence::Evidence;
 use crate::engine::permits::{Event, MorePermits, Next, Report, Rules};
 use crate::runtime::acquire::AcquireCall;
-use crate::runtime::calls::counted;
 use crate::runtime::emit;
 use crate::store::changed;
 use crate::store::counter::{CounterReply, CounterRequest, CounterStep, Counters};
@@ -71,7 +70,7 @@ impl<G: AcquireTarget> Wait<'_, G> {
         tokio::select! {
             biased;
             () = self.call.ending().given() => Event::Closed,
-            reply = counted(counters, &request) => match reply {
+            reply = shared.counted(counters, &request) => match reply {
                 Ok(CounterReply::Permits { free, held }) => Event::Counted { free, held },
                 Ok(_) => Event::Counted { free: None, held: 0 },
                 Err(error) => Event::Failed { error, fraction: chance::fraction },

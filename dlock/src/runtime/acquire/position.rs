@@ -177,8 +177,27 @@ pub(super) enum FairState {
     #[default]
     Nothing,
     Idle(QueuePosition),
-    /// With the id of the position.
-    InFlight(GrantId, RunToCompletion<FairOutcome>),
+    InFlight(InFlight),
+}
+
+/// A request without a reply.
+pub(super) struct InFlight {
+    /// Of the position.
+    id: GrantId,
+    /// When the request was made.
+    asked: Moment,
+    request: RunToCompletion<FairOutcome>,
+}
+
+impl InFlight {
+    /// Asks under this position.
+    fn under(position: QueuePosition) -> InFlight {
+        InFlight {
+            id: position.id,
+            asked: Moment::now(),
+            request: position.ask(),
+        }
+    }
 }
 
 /// The state, shared with the thread that makes the waiter the queue head.
@@ -197,10 +216,10 @@ impl FairSlot {
     }
 
     /// Takes the request in flight, if there is one.
-    fn take_request(&self) -> Option<(GrantId, RunToCompletion<FairOutcome>)> {
+    fn take_request(&self) -> Option<InFlight> {
         let mut state = self.0.lock();
         match std::mem::take(&mut *state) {
-            FairState::InFlight(id, request) => Some((id, request)),
+            FairState::InFlight(in_flight) => Some(in_flight),
             other => {
                 *state = other;
                 None
@@ -223,35 +242,39 @@ impl FairSlot {
     pub(super) async fn outcome(&self) -> FairOutcome {
         std::future::poll_fn(|cx| {
             // Not under the lock: dropping an outcome may start other requests.
-            let Some((id, mut request)) = self.take_request() else {
+            let Some(mut in_flight) = self.take_request() else {
                 return Poll::Pending;
             };
-            let poll = Pin::new(&mut request).poll(cx);
+            let poll = Pin::new(&mut in_flight.request).poll(cx);
             if poll.is_pending() {
-                self.put(FairState::InFlight(id, request));
+                self.put(FairState::InFlight(in_flight));
             }
             poll
         })
         .await
     }
 
-    pub(super) fn is_in_flight(&self) -> bool {
-        matches!(&*self.0.lock(), FairState::InFlight(..))
+    /// When the request in flight was made, if there is one.
+    pub(super) fn asked(&self) -> Option<Moment> {
+        match &*self.0.lock() {
+            FairState::InFlight(in_flight) => Some(in_flight.asked),
+            _ => None,
+        }
     }
 
     /// Sends a request under the position of this waiter, a new one if it has none, unless one is in flight.
     pub(super) fn ask_as(&self, call: &AcquireCall, entry: &QueueEntry) {
         let position = match self.take() {
-            FairState::InFlight(id, request) => {
+            FairState::InFlight(in_flight) => {
                 // The entry may be a new one: it has rejoined.
-                entry.stands_at(id);
-                return self.put(FairState::InFlight(id, request));
+                entry.stands_at(in_flight.id);
+                return self.put(FairState::InFlight(in_flight));
             }
             FairState::Idle(position) => position,
             FairState::Nothing => QueuePosition::new(call),
         };
         entry.stands_at(position.id);
-        self.put(FairState::InFlight(position.id, position.ask()));
+        self.put(FairState::InFlight(InFlight::under(position)));
     }
 
     /// Sends the request in the thread that makes this waiter the queue head: right behind the release that it has
@@ -260,7 +283,7 @@ impl FairSlot {
         let mut state = self.0.lock();
         match std::mem::take(&mut *state) {
             FairState::Idle(position) if !position.call.ending().is_given() => {
-                *state = FairState::InFlight(position.id, position.ask());
+                *state = FairState::InFlight(InFlight::under(position));
             }
             other => *state = other,
         }
@@ -270,7 +293,7 @@ impl FairSlot {
 impl Abandon for FairSlot {
     /// Keeps the position, if the store keeps it; releases everything else that the request obtains.
     fn abandon(&self) {
-        let Some((_, request)) = self.take_request() else {
+        let Some(InFlight { request, .. }) = self.take_request() else {
             return;
         };
         let slot = self.clone();
@@ -319,8 +342,10 @@ mod tests {
         slot.ask_as(&call, &entry);
         drop(entry);
         let entry = joins(JoinAt::Again(arrival));
+        let asked = slot.asked();
         slot.ask_as(&call, &entry);
-        let FairState::InFlight(id, _request) = slot.take() else {
+        assert_eq!(slot.asked(), asked);
+        let FairState::InFlight(InFlight { id, .. }) = slot.take() else {
             panic!("no request is in flight");
         };
         let mut head = other.head().unwrap();

@@ -276,7 +276,7 @@ pub struct LockEvent {
 ///     match event.what {
 ///         LockEventKind::Granted { token, .. } => println!("{} is held, with token {token}", event.key),
 ///         LockEventKind::Lost { reason, .. } => println!("{} was lost: {reason}", event.key),
-///         LockEventKind::Ended { .. } => break,
+///         LockEventKind::Ended { .. } => break, // after the loss, if there was one
 ///         _ => {}
 ///     }
 /// }
@@ -285,7 +285,8 @@ pub struct LockEvent {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LockEventKind {
-    /// This process holds the lock from now on: the store granted it, or another caller in this process handed it off.
+    /// This process holds the lock from now on: the store granted it, or another caller in this process handed it off, whose
+    /// hold has [`Ended`](Self::Ended) before.
     /// Permits of an [`UnownedSemaphore`](crate::UnownedSemaphore) have no owner: no [`Ended`](Self::Ended) follows for
     /// them.
     #[non_exhaustive]
@@ -331,13 +332,15 @@ pub enum LockEventKind {
         /// The name of the operator, and the reason.
         intervention: Intervention,
     },
-    /// The hold was lost. This may come after the [`Granted`](Self::Granted) of the next one: its caller learns of the loss first.
+    /// The hold was lost: [`Ended`](Self::Ended) follows. Both may come after the [`Granted`](Self::Granted) of the next hold:
+    /// the holder learns of the loss first.
     #[non_exhaustive]
     Lost {
         /// Why, as far as this process knows.
         reason: LossReason,
     },
-    /// The hold has certainly ended: the store has confirmed it, another caller in this process has it, or it was lost.
+    /// The hold has ended: the store has confirmed it, another caller in this process gets it, or it was lost; or its release
+    /// failed for good, then the lock ends with its lease.
     #[non_exhaustive]
     Ended {
         /// How it ended.
@@ -374,7 +377,8 @@ pub enum HoldEnd {
     Dropped,
     /// It was handed off to another caller in this process.
     HandedOff,
-    /// It was lost, or its release found that the store had lost it.
+    /// It was lost, or its release found that the store had lost it. Or its release failed for good: then the lock ends with
+    /// its lease, and no [`Lost`](LockEventKind::Lost) is told.
     Lost,
 }
 

@@ -137,9 +137,9 @@ impl Grant {
     }
 
     pub(crate) fn report_loss(&self, UnreportedLoss { reason, span, held }: UnreportedLoss) {
-        self.tell_held_for(held, Ended::Lost);
         let event = self.loss(&reason);
         span::inside(span.as_ref(), || event.emit());
+        self.tell_held_for(held, Ended::Lost);
         if let Some(span) = span {
             trace::hold_ended(&span, Ended::Lost, held);
         }
@@ -223,11 +223,15 @@ impl Grant {
 
     /// Why the lease was over before the store released it.
     pub(crate) fn why_released_late(&self) -> LossReason {
+        let deadline = Moment::of(self.deadline());
+        if self.terms().ends_with_max_hold(deadline) {
+            return LossReason::MaxHold;
+        }
         if !self.renewed {
             return LossReason::Expired;
         }
         // Failures before the last successful renewal are not the reason.
-        let renewed = Moment::of(self.deadline()).earlier_by(self.lease());
+        let renewed = deadline.earlier_by(self.lease());
         let (signals, _) = self.signals();
         let failure = signals.failure.lock();
         match failure.as_ref().filter(|(at, _)| *at > renewed) {

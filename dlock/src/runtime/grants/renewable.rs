@@ -45,6 +45,8 @@ impl Renewable for Arc<Grant> {
         let mut state = self.state.lock();
         let terms = Grant::terms(self);
         let (was_suspect, deadline) = (state.grant.is_suspect(), state.grant.deadline());
+        // Such a renewal gains no time, so it is not late either.
+        let prolongs = !terms.ends_with_max_hold(deadline);
         let confirmed = state.grant.confirmed(&terms, now, sent, lease, ends_doubt);
         let (is_held, is_suspect) = (state.grant.ended().is_none(), state.grant.is_suspect());
         let left = deadline.since(now);
@@ -57,7 +59,7 @@ impl Renewable for Arc<Grant> {
             if was_suspect && !is_suspect {
                 Event::Confirmed { series, of }.emit();
             }
-            if self.renewed {
+            if self.renewed && prolongs {
                 let lease = terms.lease;
                 Event::Renewed {
                     series,

@@ -96,7 +96,7 @@ impl Mailbox {
     pub(super) async fn read(&mut self, shared: &Arc<Shared>, operations: &Arc<dyn Operations>) {
         self.watch.iter_mut().for_each(Watch::seen);
         let mail = operations.clone().mail(self.name.clone());
-        let messages = match tokio::time::timeout(patience(shared), mail).await {
+        let messages = match tokio::time::timeout(patience(shared), shared.noting(mail)).await {
             Ok(Ok(messages)) => messages,
             Ok(Err(error)) => {
                 self.may_have_lost_some |= error.outcome == Outcome::Unknown;

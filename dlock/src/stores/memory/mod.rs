@@ -393,7 +393,7 @@ impl MemoryStore {
     }
 
     /// Ends all grants of the key and notifies the waiters.
-    pub(crate) fn take(&self, key: &LockKey) -> bool {
+    fn take(&self, key: &LockKey) -> bool {
         self.take_if(key, |_| Ok(true)).unwrap_or(false)
     }
 
@@ -403,18 +403,35 @@ impl MemoryStore {
         key: &LockKey,
         is_to_end: impl FnOnce(Vec<Holder>) -> Result<bool, StoreError>,
     ) -> Result<bool, StoreError> {
-        let (taken, front) = self.with(|held, now| {
-            let taken = is_to_end(held.holders(key, now))?
-                && (held.take(key).is_some() || held.read_write.take(key) || held.counters.take(key, now));
-            Ok((taken, held.front_topic(key, now)))
-        })?;
-        if taken {
-            self.tell(key.as_str());
-            if let Some(front) = front {
-                self.tell(&front);
-            }
+        let (taken, topics) = self.take_quietly(key, is_to_end)?;
+        for topic in topics {
+            self.tell(&topic);
         }
         Ok(taken)
+    }
+
+    /// Ends all grants of the key, if these holders are to end. Returns whether there were any, and the topics of the
+    /// waiters, which the caller [notifies](Self::tell).
+    pub(crate) fn take_quietly(
+        &self,
+        key: &LockKey,
+        is_to_end: impl FnOnce(Vec<Holder>) -> Result<bool, StoreError>,
+    ) -> Result<(bool, Vec<Arc<str>>), StoreError> {
+        self.with(|held, now| {
+            let taken = is_to_end(held.holders(key, now))?
+                && (held.take(key).is_some() || held.read_write.take(key) || held.counters.take(key, now));
+            let topics = match taken {
+                true => [Some(key.as_str().into()), held.front_topic(key, now)],
+                false => [None, None],
+            };
+            Ok((taken, topics.into_iter().flatten().collect()))
+        })
+    }
+
+    /// Ends a grant of a key without a queue. Returns the topic of the waiters, which the caller [notifies](Self::tell).
+    pub(crate) fn release_quietly(&self, request: &ReleaseRequest) -> Option<Arc<str>> {
+        let left = self.with(|held, now| held.release(request, now));
+        (left == Left::Loudly).then(|| request.key.as_str().into())
     }
 
     /// Returns the records of this store.
@@ -441,7 +458,7 @@ impl MemoryStore {
     }
 
     /// Returns how many listeners were notified.
-    fn tell(&self, topic: &str) -> u64 {
+    pub(crate) fn tell(&self, topic: &str) -> u64 {
         #[cfg(dlock_sim)]
         self.store.said.told.lock().push(topic.into());
         self.store.hub.tell(topic) as u64

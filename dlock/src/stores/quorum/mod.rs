@@ -473,6 +473,12 @@ impl Store for Quorum {
         self.doubts.subscribe()
     }
 
+    fn was_unreachable_since(&self, since: Instant) -> bool {
+        self.members
+            .iter()
+            .all(|member| member.store.was_unreachable_since(since))
+    }
+
     fn diagnose(self: Arc<Self>) -> Option<Arc<dyn Diagnose>> {
         Some(self)
     }

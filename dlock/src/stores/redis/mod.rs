@@ -32,6 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use self::kinds::KindStep;
@@ -44,6 +45,7 @@ pub(crate) use self::script::{Answer, Response, Verb};
 use self::servers::Servers;
 use crate::LockKey;
 use crate::base::clock;
+use crate::base::moment::Moment;
 use crate::store::counter::Counters;
 use crate::store::counter::{CounterReply, CounterRequest};
 use crate::store::doctor::Diagnose;
@@ -350,6 +352,10 @@ impl Store for RedisStore {
 
     fn lane(&self, key: &LockKey) -> Lane {
         self.servers.lane(key, |key| self.name(key))
+    }
+
+    fn was_unreachable_since(&self, since: Instant) -> bool {
+        self.servers.were_cut_off_since(Moment::of(since))
     }
 
     fn counters(self: Arc<Self>) -> Option<Arc<dyn Counters>> {

@@ -12,6 +12,7 @@ use super::node::{Node, Part, Queued};
 use super::pubsub::{ChannelKind, PubSub};
 use super::script::{Call, Verb};
 use crate::LockKey;
+use crate::base::moment::Moment;
 use crate::store::Hub;
 use crate::store::{Lane, Reason, StoreError, Watch};
 
@@ -133,6 +134,15 @@ impl Servers {
     /// Whether the keys are in different slots, so that no call carries any two of them.
     pub(super) fn has_slots(&self) -> bool {
         matches!(self, Servers::Cluster(_))
+    }
+
+    /// Whether none of the servers has had a connection since then.
+    pub(super) fn were_cut_off_since(&self, since: Moment) -> bool {
+        match self {
+            Servers::One { node, .. } => node.was_cut_off_since(since),
+            // A step may have been sent to the server that had its slot before.
+            Servers::Cluster(cluster) => cluster.nodes().iter().all(|node| node.was_cut_off_since(since)),
+        }
     }
 
     /// The timeout of a step.

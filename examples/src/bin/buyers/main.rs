@@ -21,8 +21,8 @@ use crate::tally::Tally;
 
 /// Lets many buyers at a few copies of the checkout, and counts.
 ///
-/// Ends with 0 when nothing was oversold and no buyer bought twice, with 1 otherwise,
-/// with 2 when no shop was reachable.
+/// Ends with 0 when nothing was oversold, no buyer bought twice, the store has recorded each sale that a buyer was told,
+/// and no fencing token was given twice; with 1 otherwise; with 2 when no shop was reachable.
 #[derive(Debug, Parser)]
 #[command(
     name = "buyers",

@@ -39,6 +39,16 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
+    #[cfg(test)]
+    pub(crate) fn sold(body: Value) -> Answer {
+        Answer {
+            status: 201,
+            body,
+            replayed: false,
+            retry_after: None,
+        }
+    }
+
     pub(crate) fn kind(&self) -> &str {
         self.body["type"].as_str().unwrap_or("without a type")
     }

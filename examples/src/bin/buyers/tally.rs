@@ -81,7 +81,10 @@ impl Tally {
 
     /// Whether something happened that locks and keys must prevent.
     pub(crate) fn is_bad(&self) -> bool {
-        self.oversold() > 0 || self.bought_twice > 0
+        self.oversold() > 0
+            || self.lost() > 0
+            || self.bought_twice > 0
+            || self.distinct_tokens() < self.tokens.len()
     }
 
     fn distinct_tokens(&self) -> usize {
@@ -90,6 +93,12 @@ impl Tally {
 
     fn oversold(&self) -> usize {
         self.sold.saturating_sub(self.args.stock as usize)
+    }
+
+    /// Sales that buyers were told, and that another sale overwrote in the store. It may also have more than they were
+    /// told: answers get lost.
+    fn lost(&self) -> u64 {
+        (self.sold as u64).saturating_sub(self.store_sold)
     }
 }
 
@@ -154,9 +163,57 @@ impl fmt::Display for Tally {
                 writeln!(f, "  fencing tokens    {distinct:>5}  {say}")?;
             }
         }
-        match self.oversold() {
-            0 => f.write_str("not one oversold"),
-            over => write!(f, "OVERSOLD by {over}"),
+        match (self.oversold(), self.lost()) {
+            (0, 0) => f.write_str("not one oversold"),
+            (0, lost) => write!(f, "{lost} SALES LOST by the store"),
+            (over, 0) => write!(f, "OVERSOLD by {over}"),
+            (over, lost) => write!(f, "OVERSOLD by {over}, and {lost} SALES LOST by the store"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::json;
+
+    use super::*;
+
+    /// Buyers that were told of orders with these tokens, in a shop with 10 pieces whose store has sold so many.
+    fn tally(tokens: &[u64], store_sold: u64) -> Tally {
+        let args = Args::parse_from(["buyers", "--stock", "10"]);
+        let told = tokens.iter().enumerate().map(|(order, token)| {
+            let body = json!({ "order": format!("order {order}"), "fencing_token": token });
+            vec![Ok(Answer::sold(body))]
+        });
+        let item = json!({ "sold": store_sold, "stock": 0 });
+        Tally::new(args, Duration::from_secs(1), told.collect(), &item)
+    }
+
+    #[test]
+    fn both_sides_must_match_and_tokens_differ() {
+        let fine = tally(&[1, 2, 3], 3);
+        assert!(
+            !fine.is_bad() && fine.to_string().ends_with("not one oversold"),
+            "{fine}"
+        );
+        // An answer got lost.
+        assert!(!tally(&[1, 2, 3], 4).is_bad());
+
+        let lost = tally(&[1, 2, 3], 1);
+        assert!(
+            lost.is_bad() && lost.to_string().contains("2 SALES LOST"),
+            "{lost}"
+        );
+        let twice = tally(&[1, 2, 2], 3);
+        assert!(
+            twice.is_bad() && twice.to_string().contains("SOME TOKENS TWICE"),
+            "{twice}"
+        );
+        let over = tally(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], 11);
+        assert!(
+            over.is_bad() && over.to_string().ends_with("OVERSOLD by 1"),
+            "{over}"
+        );
     }
 }

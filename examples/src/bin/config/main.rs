@@ -62,19 +62,20 @@ async fn run(args: Args) -> Result<ExitCode, Box<dyn std::error::Error>> {
         println!("standing still");
         std::thread::sleep(stall);
     }
-    let code = match write.commit().await {
+    let ended = match write.commit().await {
         Ok(committed) => {
             println!("written at revision {}", committed.revision);
-            ExitCode::SUCCESS
+            Ok(ExitCode::SUCCESS)
         }
         Err(TransactionError::Lost { .. }) => {
             println!("not written: another process has the lock, or had it");
-            ExitCode::from(2)
+            Ok(ExitCode::from(2))
         }
-        Err(error) => return Err(error.into()),
+        // etcd carries a write of unknown outcome out only before the release, or never.
+        Err(error) => Err(error.into()),
     };
     // A lost lock needs no release.
     let _ = guard.release().await;
     client.shutdown(Duration::from_secs(1)).await;
-    Ok(code)
+    ended
 }

@@ -64,8 +64,8 @@ struct Args {
     #[arg(long, value_name = "COUNT")]
     produce: Option<u64>,
 
-    /// Messages that were not acknowledged for this long are delivered to another consumer
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration)]
+    /// Messages that were not acknowledged for this long, at least 100ms, are delivered to another consumer
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = idle)]
     idle: Duration,
 
     /// After a crash, another consumer works on a message after this time at the latest
@@ -79,6 +79,14 @@ struct Args {
     /// Messages at a time in this process
     #[arg(long, default_value_t = 4)]
     at_most: usize,
+}
+
+/// With less, a consumer would look for messages of others all the time, and never for new ones.
+fn idle(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(idle) if idle < Duration::from_millis(100) => Err("it is less than 100ms".to_owned()),
+        parsed => parsed.map_err(|error| error.to_string()),
+    }
 }
 
 #[tokio::main]

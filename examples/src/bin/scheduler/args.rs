@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::collections::HashSet;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -12,9 +13,10 @@ Examples:
   scheduler --url redis://localhost --job 'report 1h ./report.sh' --job 'clean 5min ./clean.sh'
       the same line on every machine: one of them runs the jobs
 
-Each job is run by sh, at the beginning of each of its periods, once in the whole fleet. DLOCK_FENCING_TOKEN is in its
-environment. A machine that no longer leads kills its jobs, with all that they have started. Logs go to stdout, as RUST_LOG
-says (info by default). Ctrl-C or SIGTERM ends it.";
+Each job is run by sh, at the beginning of each of its periods, once in the whole fleet; later in a period that had no
+leader at its beginning. A run that takes longer than a period skips the periods that begin meanwhile. DLOCK_FENCING_TOKEN is
+in its environment. What a job has started in its process group is killed when the job ends, or when its machine no longer
+leads. Logs go to stdout, as RUST_LOG says (info by default). Ctrl-C or SIGTERM ends it.";
 
 /// Runs jobs on one machine of a fleet.
 #[derive(Debug, Parser)]
@@ -32,9 +34,20 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = humantime::parse_duration)]
     pub(crate) lease: Duration,
 
-    /// A job: its name, its period, and its command for the shell
+    /// A job: its name, which no other job has, its period, and its command for the shell
     #[arg(long = "job", value_name = "JOB", required = true)]
     pub(crate) jobs: Vec<Job>,
+}
+
+impl Args {
+    /// Refuses jobs that would share a record of the ledger: only one of them would run in a period.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let mut names = HashSet::new();
+        match self.jobs.iter().find(|job| !names.insert(&job.name)) {
+            Some(Job { name, .. }) => Err(format!("two jobs have the name {name}")),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Something to be done again and again.

@@ -13,6 +13,9 @@ use tokio::time::sleep;
 use crate::args::Job;
 use crate::ledger::{Ledger, Refusal};
 
+/// When a ledger that did not answer is asked again, in the same period.
+const RETRY: Duration = Duration::from_secs(1);
+
 /// Runs all jobs while this future is polled: until the leadership is lost.
 pub(crate) async fn run(jobs: Vec<Job>, ledger: Arc<Ledger>, term: Held) {
     tracing::info!("leading with token {}", term.fencing_token());
@@ -21,29 +24,54 @@ pub(crate) async fn run(jobs: Vec<Job>, ledger: Arc<Ledger>, term: Held) {
 
 async fn repeat(job: &Job, ledger: &Ledger, term: &Held) {
     let (name, token) = (&job.name, term.fencing_token());
+    // The period for which the ledger was asked without an answer: it may have noted the run.
+    let mut unanswered = None;
+    let mut told_of = 0;
     loop {
         let (slot, next) = slot(job.every);
         // Recorded before the run: the next leader does not begin an interrupted job again.
-        match ledger.begin(name, slot, token).await {
-            Ok(true) => execute(job, slot, token).await,
-            Ok(false) => {}
+        let begun = match unanswered.take() == Some(slot) {
+            false => ledger.begin(name, slot, token).await,
+            true => ledger.begin_again(name, slot, token).await,
+        };
+        match begun {
+            Ok(()) => execute(job, slot, token).await,
+            Err(Refusal::Begun(last)) if is_ahead(last, slot, job.every) => {
+                if std::mem::replace(&mut told_of, last) != last {
+                    tracing::warn!(
+                        "{name} {slot} not run: its last run was noted for {last}, by a clock that is ahead"
+                    );
+                }
+            }
+            Err(Refusal::Begun(_)) => {}
             Err(Refusal::Fenced(newer)) => {
                 tracing::warn!("{name} {slot} refused: token {token} is older than {newer}");
             }
-            Err(Refusal::Unavailable(why)) => tracing::warn!("{name} {slot} not run: {why}"),
+            Err(Refusal::Unavailable(why)) => {
+                tracing::warn!("{name} {slot} not run yet: {why}");
+                unanswered = Some(slot);
+                sleep(next.min(RETRY)).await;
+                continue;
+            }
         }
-        sleep(next).await;
+        // Not `next`: the run has taken a part of it, or more.
+        sleep(self::slot(job.every).1).await;
     }
 }
 
-/// The number of the current period, and the time until the next one.
+/// The beginning of the current period, in milliseconds since 1970, and the time until the next one.
 fn slot(every: Duration) -> (u64, Duration) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let every = every.as_millis().max(1);
-    let slot = now.as_millis() / every;
-    let next = (slot + 1) * every - now.as_millis();
+    let (now, every) = (now.as_millis(), every.as_millis().max(1));
+    let slot = now / every * every;
     // One millisecond later is certainly in the right period.
-    (slot as u64, Duration::from_millis(next as u64 + 1))
+    let next = slot + every - now + 1;
+    (slot as u64, Duration::from_millis(next as u64))
+}
+
+/// Whether the last run was noted for a period that this clock reaches only after the next one.
+fn is_ahead(last: u64, slot: u64, every: Duration) -> bool {
+    u128::from(last) > u128::from(slot) + every.as_millis()
 }
 
 async fn execute(job: &Job, slot: u64, token: u64) {
@@ -55,7 +83,7 @@ async fn execute(job: &Job, slot: u64, token: u64) {
     }
 }
 
-/// Runs a command. Dropped with the lead, it ends the command.
+/// Runs a command, and ends what it has left running. Dropped with the lead, it ends the command, too.
 async fn shell(line: &str, token: u64) -> io::Result<ExitStatus> {
     let mut command = Command::new("sh");
     command
@@ -65,13 +93,23 @@ async fn shell(line: &str, token: u64) -> io::Result<ExitStatus> {
         .kill_on_drop(true);
     #[cfg(unix)]
     command.process_group(0);
-    let mut shell = Shell(command.spawn()?);
-    shell.0.wait().await
+    let child = command.spawn()?;
+    let mut shell = Shell {
+        #[cfg(unix)]
+        group: child.id(),
+        child,
+    };
+    shell.child.wait().await
 }
 
-/// A shell that leads a process group. If it is dropped while it runs, the processes of the group are killed, too: a pipeline
-/// must not go on beside the jobs of the next leader.
-struct Shell(Child);
+/// A shell that leads a process group. If it is dropped, the processes of the group are killed: a pipeline, or what a job
+/// has left in the background, must not go on beside the jobs of the next leader.
+struct Shell {
+    /// Remembered: once the shell has ended, its id is not known any more, but processes of its group may run.
+    #[cfg(unix)]
+    group: Option<u32>,
+    child: Child,
+}
 
 #[cfg(unix)]
 impl Drop for Shell {
@@ -79,9 +117,35 @@ impl Drop for Shell {
         use nix::sys::signal::{Signal, killpg};
         use nix::unistd::Pid;
 
-        // `None` once it has ended: another process may have its id then.
-        if let Some(group) = self.0.id().and_then(|id| i32::try_from(id).ok()) {
+        // While a process of the group runs, no other process gets its id. An empty group has ended at this very poll: its id
+        // would have to be the leader's of a new group already.
+        if let Some(group) = self.group.and_then(|id| i32::try_from(id).ok()) {
             let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_beginning_of_a_period_is_a_time_whatever_the_period() {
+        let hour = Duration::from_secs(3600);
+        let (slots, now) = (
+            [100, 200, 400].map(|ms| slot(Duration::from_millis(ms)).0),
+            SystemTime::now(),
+        );
+        let now = now.duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
+        assert!(
+            slots.iter().all(|slot| (now - 100_000..=now).contains(slot)),
+            "{slots:?} {now}"
+        );
+        let (begin, next) = slot(hour);
+        assert_eq!(begin % 3_600_000, 0);
+        assert!(next > Duration::ZERO && next <= hour + Duration::from_millis(1));
+        // A period of another length may have begun meanwhile.
+        assert!(!is_ahead(begin + 3_600_000, begin, hour));
+        assert!(is_ahead(begin + 86_400_000, begin, hour));
     }
 }

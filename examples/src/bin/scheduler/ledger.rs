@@ -12,23 +12,26 @@ use tokio::sync::Mutex;
 /// How long the server may take to accept a connection, and to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// KEYS: the job. ARGV: the period, our token.
-/// Returns 1 if the run may begin, 0 if it has already begun, or the newer token as text.
+/// KEYS: the job. ARGV: the beginning of the period, our token, and whether we have asked for it before, without an answer.
+/// Returns that the run may begin, that this period's or a later one has begun, or that a leader has a newer token.
 const BEGIN: &str = r#"
-local last = redis.call('HMGET', KEYS[1], 'slot', 'token')
+local last = redis.call('HMGET', KEYS[1], 'slot', 'token', 'by')
 local function less(a, b)
   return #a < #b or (#a == #b and a < b)
 end
-if last[2] and less(ARGV[2], last[2]) then return last[2] end
+if last[2] and less(ARGV[2], last[2]) then return {'fenced', last[2]} end
 redis.call('HSET', KEYS[1], 'token', ARGV[2])
-if last[1] and not less(last[1], ARGV[1]) then return '0' end
-redis.call('HSET', KEYS[1], 'slot', ARGV[1])
-return '1'
+if ARGV[3] == '1' and last[1] == ARGV[1] and last[3] == ARGV[2] then return {'begins', ARGV[1]} end
+if last[1] and not less(last[1], ARGV[1]) then return {'begun', last[1]} end
+redis.call('HSET', KEYS[1], 'slot', ARGV[1], 'by', ARGV[2])
+return {'begins', ARGV[1]}
 "#;
 
 /// Why a run may not begin.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
+    /// The last run is that of this period, or of a later one, here or elsewhere.
+    Begun(u64),
     /// A newer leader has been here, with this token.
     Fenced(u64),
     /// Unknown.
@@ -37,7 +40,7 @@ pub(crate) enum Refusal {
 
 /// The notes of all jobs.
 pub(crate) enum Ledger {
-    /// In this process: the last period and token of each job.
+    /// In this process: the beginning of the last period, and the token, of each job.
     Memory(Mutex<HashMap<String, (u64, u64)>>),
     /// On a Redis server, for the whole fleet.
     Redis(Box<RedisLedger>),
@@ -63,8 +66,18 @@ impl Ledger {
         })))
     }
 
-    /// Records that a run begins; `false` if it has begun before, here or elsewhere.
-    pub(crate) async fn begin(&self, job: &str, slot: u64, token: u64) -> Result<bool, Refusal> {
+    /// Records that the run of the period that begins at `slot` begins. The ledger keeps times, which do not go back when
+    /// the period of a job changes, as the number of its current period does.
+    pub(crate) async fn begin(&self, job: &str, slot: u64, token: u64) -> Result<(), Refusal> {
+        self.begins(job, slot, token, false).await
+    }
+
+    /// The same after a [`begin`](Self::begin) without an answer, which may have noted the run: it may begin then, too.
+    pub(crate) async fn begin_again(&self, job: &str, slot: u64, token: u64) -> Result<(), Refusal> {
+        self.begins(job, slot, token, true).await
+    }
+
+    async fn begins(&self, job: &str, slot: u64, token: u64, again: bool) -> Result<(), Refusal> {
         let redis = match self {
             Ledger::Memory(notes) => {
                 let mut notes = notes.lock().await;
@@ -72,9 +85,12 @@ impl Ledger {
                 if last.1 > token {
                     return Err(Refusal::Fenced(last.1));
                 }
-                let begins = slot > last.0;
-                *last = (last.0.max(slot), token);
-                return Ok(begins);
+                let begun = last.0;
+                *last = (begun.max(slot), token);
+                return match slot > begun {
+                    true => Ok(()),
+                    false => Err(Refusal::Begun(begun)),
+                };
             }
             Ledger::Redis(redis) => redis,
         };
@@ -86,12 +102,13 @@ impl Ledger {
         let connection = redis.client.get_multiplexed_async_connection_with_config(&config);
         let mut connection = connection.await.map_err(unavailable)?;
         let mut call = redis.begin.key(format!("{}:{job}", redis.prefix));
-        call.arg(slot).arg(token);
-        let answer: u64 = call.invoke_async(&mut connection).await.map_err(unavailable)?;
-        match answer {
-            0 => Ok(false),
-            1 => Ok(true),
-            newer => Err(Refusal::Fenced(newer)),
+        call.arg(slot).arg(token).arg(u8::from(again));
+        let (answer, number): (String, u64) =
+            call.invoke_async(&mut connection).await.map_err(unavailable)?;
+        match answer.as_str() {
+            "begins" => Ok(()),
+            "begun" => Err(Refusal::Begun(number)),
+            _ => Err(Refusal::Fenced(number)),
         }
     }
 }
@@ -103,11 +120,11 @@ mod tests {
     #[tokio::test]
     async fn a_run_begins_once_and_never_under_an_older_token() {
         let ledger = Ledger::open("memory://", "l").unwrap();
-        assert_eq!(ledger.begin("a", 5, 10).await, Ok(true));
-        assert_eq!(ledger.begin("a", 5, 10).await, Ok(false));
-        assert_eq!(ledger.begin("a", 5, 11).await, Ok(false));
+        assert_eq!(ledger.begin("a", 5, 10).await, Ok(()));
+        assert_eq!(ledger.begin("a", 5, 10).await, Err(Refusal::Begun(5)));
+        assert_eq!(ledger.begin("a", 4, 11).await, Err(Refusal::Begun(5)));
         assert_eq!(ledger.begin("a", 6, 10).await, Err(Refusal::Fenced(11)));
-        assert_eq!(ledger.begin("a", 6, 11).await, Ok(true));
-        assert_eq!(ledger.begin("b", 6, 10).await, Ok(true));
+        assert_eq!(ledger.begin("a", 6, 11).await, Ok(()));
+        assert_eq!(ledger.begin("b", 6, 10).await, Ok(()));
     }
 }

@@ -47,6 +47,7 @@ async fn main() -> ExitCode {
 }
 
 async fn run(args: Args) -> Result<(), String> {
+    args.check()?;
     let ledger = Arc::new(Ledger::open(&args.url, &args.name)?);
     let client = LockClient::builder().url(&args.url).service_name("scheduler");
     let client = client

@@ -160,12 +160,27 @@ async fn serve(url: &str, accounts: Accounts, listen: SocketAddr, wait: Duration
     tracing::info!("listening on http://{}", incoming.local_addr()?);
     Server::builder()
         .add_service(Teller { withdraw: method })
-        .serve_with_incoming_shutdown(incoming, async {
-            let _ = tokio::signal::ctrl_c().await;
-        })
+        .serve_with_incoming_shutdown(incoming, end())
         .await?;
     client.shutdown(Duration::from_secs(5)).await;
+    tracing::info!("ended");
     Ok(())
+}
+
+/// Waits until the service is asked to end.
+async fn end() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = tokio::signal::ctrl_c() => {}
+            }
+            return;
+        }
+    }
+    let _ = tokio::signal::ctrl_c().await;
 }
 
 /// The answer to a customer: the codes of the layers for HTTP.
@@ -199,9 +214,12 @@ impl Accounts {
             return Err(Status::failed_precondition(format!("there is only {balance}")));
         };
         tokio::time::sleep(self.takes).await;
-        fs::write(&path, balance.to_string()).map_err(failed)?;
         let held = dlock::current().expect("the layer holds the account's lock");
         let token = held.fencing_token();
+        // Beside the account, and renamed: a teller that is killed while it writes leaves the account as it was.
+        let beside = self.data.join(format!("{account}.{token}"));
+        fs::write(&beside, balance.to_string()).map_err(failed)?;
+        fs::rename(&beside, &path).map_err(failed)?;
         Ok(Withdrawn { balance, token })
     }
 

@@ -138,7 +138,7 @@ impl Performing<'_> {
             self.queue.retry(job, after, &error.message);
             return None;
         }
-        if error.outcome == Outcome::NotDone && several && failure::is_of_data(error) {
+        if several && failure::may_be_of_row(error) {
             job.alone = true;
             self.queue.retry(job, Duration::ZERO, &error.message);
             return None;

@@ -227,6 +227,23 @@ fn lane_in_doubt_is_confirmed_at_once_by_newer_requests() {
 }
 
 #[test]
+fn grant_that_enters_after_its_doubt_is_confirmed_at_once() {
+    let (held, earlier, later) = (grant(1), grant(2), grant(3));
+    let mut table = table_of(std::slice::from_ref(&held));
+    let doubt = at(1_000);
+    table.doubt_entering(doubt);
+    assert!(!held.is_suspect());
+    assert_eq!(
+        said(table.add(&earlier, at(999), at(1_001))),
+        ["suspect 2", "wake"]
+    );
+    assert!(said(table.add(&later, doubt, at(1_001))).is_empty());
+    assert!(earlier.is_suspect() && !later.is_suspect());
+    table.look(at(1_001));
+    assert_eq!(requests(&mut table, at(1_001)), [[2]]);
+}
+
+#[test]
 fn many_confirmed_grants_are_renewed_earlier_by_what_was_drawn() {
     // grants, drawn: next look
     for (grants, drawn, next) in [

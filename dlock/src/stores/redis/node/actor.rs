@@ -5,7 +5,7 @@ use std::future::{Future, poll_fn};
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -28,9 +28,10 @@ use super::send_queue::SendQueue;
 use super::slot_migration::SlotMigrations;
 use super::token_draws::TokenDraws;
 use super::undos::Undos;
-use super::{Part, Plain, PlainReply, Request, Step, Used};
+use super::{Part, Plain, PlainReply, Request, Standing, Step, Used};
 use crate::base::chance;
 use crate::base::clock;
+use crate::base::moment::Moment;
 use crate::base::observed::log;
 use crate::store::url::Address;
 use crate::store::{Reason, StoreError};
@@ -133,8 +134,7 @@ pub(super) struct Actor {
     pub(super) answers: Answers,
     /// The state of acknowledgements by replicas, if configured.
     pub(super) replicas: Option<Replicas>,
-    /// How many processes of the server were met, see [`Node::processes`](super::Node::processes).
-    processes: Arc<AtomicU64>,
+    standing: Arc<Standing>,
     /// The run id of the connected server process; empty if not permitted to ask.
     pub(super) run_id: String,
     /// That of the last one that was a master.
@@ -163,7 +163,7 @@ impl Actor {
         connector: Connector,
         requests: Inbox<Request, Used>,
         part: Part,
-        processes: Arc<AtomicU64>,
+        standing: Arc<Standing>,
     ) -> Actor {
         Actor {
             address: None,
@@ -183,7 +183,7 @@ impl Actor {
             script_is_next: false,
             answers: Answers::new(false),
             replicas: connector.access.replicas.map(Replicas::new),
-            processes,
+            standing,
             run_id: String::new(),
             master_run_id: String::new(),
             token_draws: TokenDraws::default(),
@@ -212,6 +212,7 @@ impl Actor {
 
     pub(super) async fn run(mut self, first: Option<Connected>) {
         let mut first = first;
+        self.is_cut_off();
         loop {
             let connected = match first.take() {
                 Some(connected) => connected,
@@ -222,7 +223,9 @@ impl Actor {
             };
             self.begin(&connected);
             let begun = clock::now();
+            self.standing.cut_off_since.store(0, Ordering::Relaxed);
             let end = self.serve(connected).await;
+            self.is_cut_off();
             if clock::now() >= begun + LONGEST_PAUSE {
                 // It was not useless, though perhaps idle.
                 self.setbacks = 0;
@@ -253,6 +256,12 @@ impl Actor {
         }
     }
 
+    /// From now on nothing is sent.
+    fn is_cut_off(&self) {
+        let now = Moment::now().as_nanos();
+        self.standing.cut_off_since.store(now, Ordering::Relaxed);
+    }
+
     /// Handles an established connection.
     fn begin(&mut self, connected: &Connected) {
         let address = self.address.replace(connected.address.clone());
@@ -271,7 +280,7 @@ impl Actor {
         // A server that was demoted may be its own successor: it had only to load its data.
         let is_known = !before.is_empty() && !self.run_id.is_empty();
         if !is_known || before != self.run_id {
-            self.processes.fetch_add(1, Ordering::Relaxed);
+            self.standing.processes.fetch_add(1, Ordering::Relaxed);
         }
         let is_another = match is_known {
             true => before != self.run_id,

@@ -61,6 +61,7 @@ use super::endpoint::Endpoint;
 use super::fence::Fence;
 use super::script::{Answer, Call};
 use crate::base::clock;
+use crate::base::moment::Moment;
 use crate::store::DoubtSender;
 use crate::store::{Lane, Outcome, Reason, StoreError};
 
@@ -291,8 +292,16 @@ pub(super) struct Node {
     pub(super) min_replicas: Option<u32>,
     /// The server has no slots any more.
     is_retired: Arc<AtomicBool>,
+    standing: Arc<Standing>,
+}
+
+/// What the connection's task tells of the connection.
+#[derive(Debug, Default)]
+struct Standing {
     /// How many processes of the server were met.
-    processes: Arc<AtomicU64>,
+    processes: AtomicU64,
+    /// Since when there is no connection, in nanoseconds; zero while there is one.
+    cut_off_since: AtomicU64,
 }
 
 /// The identity and the settings of a node.
@@ -328,8 +337,8 @@ impl Node {
         };
         let (endpoint, lane) = (connector.endpoint.clone(), part.lane);
         let min_replicas = connector.access.replicas.map(|replicas| replicas.count);
-        let processes = Arc::<AtomicU64>::default();
-        let actor = Actor::new(connector, requests, part, processes.clone());
+        let standing = Arc::<Standing>::default();
+        let actor = Actor::new(connector, requests, part, standing.clone());
         runtime.spawn(actor.run(connected));
         Node {
             queue,
@@ -339,13 +348,19 @@ impl Node {
             lane,
             min_replicas,
             is_retired: Arc::default(),
-            processes,
+            standing,
         }
     }
 
     /// How many processes of the server were met so far. A connection that cannot tell its process counts as one to another.
     pub(super) fn processes(&self) -> u64 {
-        self.processes.load(Ordering::Relaxed)
+        self.standing.processes.load(Ordering::Relaxed)
+    }
+
+    /// Whether it has had no connection since then, and so has sent nothing.
+    pub(super) fn was_cut_off_since(&self, since: Moment) -> bool {
+        let cut_off = self.standing.cut_off_since.load(Ordering::Relaxed);
+        cut_off != 0 && Moment::from_nanos(cut_off) < since
     }
 
     /// Queues a step now.

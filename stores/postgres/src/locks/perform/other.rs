@@ -1,5 +1,6 @@
 //! The operations that have a statement each.
 
+use dlock::MAX_AT_ONCE;
 use dlock::store::{Holder, Kind};
 
 use super::{Broken, LOOKS, Performing, duration};
@@ -76,7 +77,9 @@ impl Performing<'_> {
                 (Some(_), None) => continue,
             };
             let key: String = column(row, "key")?;
-            let amount = column::<i32>(row, "amount")?.unsigned_abs() as usize;
+            // Another program may have written the row.
+            let amount = usize::try_from(column::<i32>(row, "amount")?).unwrap_or(0);
+            let amount = amount.min(MAX_AT_ONCE);
             holders.extend(std::iter::repeat_n((key, holder), amount));
         }
         Ok(holders)

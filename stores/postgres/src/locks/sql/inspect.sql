@@ -17,7 +17,10 @@ WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now), open AS MATERIALIZ
   SELECT p.key, coalesce('transaction of process ' || p.pid, 'prepared transaction'), '', false, NULL, 1 FROM {pins} p
    WHERE p.key BETWEEN $1::text AND $2::text AND NOT EXISTS (SELECT FROM open o WHERE o.key = p.key)
 )
-SELECT h.key, h.holder, h.kind, h.kept, (extract(epoch FROM h.until - clock.now) * 1000000)::int8 AS remaining, h.amount
+SELECT h.key, h.holder, h.kind, h.kept, h.amount,
+       -- Nothing can be subtracted from infinity, which an operator may have entered.
+       (extract(epoch FROM CASE h.until WHEN 'infinity' THEN '{never}' ELSE h.until END - clock.now) * 1000000)::int8
+         AS remaining
   FROM clock, shown h
  WHERE left(h.key, length($3::text)) = $3::text
  ORDER BY h.kind = 'read'

@@ -47,6 +47,11 @@ async fn zero_wait() -> Result<(), NotRun> {
     Ok(())
 }
 
+#[once(key = "welcome", wait = try, keep = "1d")]
+async fn try_once() -> Result<(), NotRun> {
+    Ok(())
+}
+
 #[once(key = "welcome")]
 fn not_async() -> Result<(), NotRun> {
     Ok(())

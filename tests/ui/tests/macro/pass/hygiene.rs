@@ -40,7 +40,51 @@ mod user {
     }
 }
 
+/// Traits of the user, with methods of every type.
+mod methods {
+    use dlock::{Error, LockClient, NotRun, distributed_lock, once};
+
+    trait OfAll: Sized {
+        fn acquire(self) {}
+        fn try_acquire(self) {}
+        fn enter(self) {}
+        fn entrance(self) {}
+        fn is_busy(self) {}
+        fn once(self) {}
+        fn run(self) {}
+        fn from_lock_error(self) {}
+    }
+
+    impl<T> OfAll for T {}
+
+    fn skipped(_: Error) -> Result<u64, Error> {
+        Ok(0)
+    }
+
+    #[distributed_lock(key = "k", lock = client, wait = try, on_busy = skipped)]
+    async fn one(client: &LockClient) -> Result<u64, Error> {
+        Ok(1)
+    }
+
+    #[distributed_lock(keys = ["k", "l"], lock = client)]
+    async fn several(client: &LockClient) -> Result<u64, Error> {
+        Ok(2)
+    }
+
+    #[once(key = "k", client = client)]
+    async fn once_only(client: &LockClient) -> Result<u64, NotRun> {
+        Ok(3)
+    }
+
+    pub async fn sum() -> u64 {
+        let client = LockClient::memory();
+        let sum = one(&client).await.unwrap() + several(&client).await.unwrap();
+        sum + once_only(&client).await.unwrap()
+    }
+}
+
 #[tokio::main]
 async fn main() {
     assert_eq!(user::sum().await.unwrap(), 21);
+    assert_eq!(methods::sum().await, 6);
 }

@@ -1,0 +1,97 @@
+//! Text that is rewritten again and again, at a terminal that may not take it: after Ctrl-S, or with a slow reader.
+
+use std::io::Write;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+/// How long a text may take that is waited for: a terminal that takes output needs a moment only.
+const TAKEN_WITHIN: Duration = Duration::from_millis(200);
+
+/// Writes in a thread of its own: only that thread waits for the terminal.
+#[derive(Debug)]
+pub(crate) struct Painter {
+    texts: Sender<String>,
+    taken: Receiver<()>,
+    /// Whether the terminal has still to take a text.
+    is_busy: bool,
+}
+
+impl Painter {
+    pub(crate) fn new(mut to: impl Write + Send + 'static) -> Painter {
+        let (texts, queue) = channel::<String>();
+        let (sender, taken) = channel();
+        let write = move || {
+            for text in queue {
+                // A terminal that is gone shows nothing.
+                let _ = to.write_all(text.as_bytes()).and_then(|()| to.flush());
+                if sender.send(()).is_err() {
+                    return;
+                }
+            }
+        };
+        // Without the thread nothing is shown.
+        let _ = std::thread::Builder::new().name("screen".to_owned()).spawn(write);
+        Painter {
+            texts,
+            taken,
+            is_busy: false,
+        }
+    }
+
+    /// Shows a text. It is dropped if the terminal has still to take the one before.
+    pub(crate) fn show(&mut self, text: String) {
+        if self.is_free(Duration::ZERO) {
+            self.is_busy = self.texts.send(text).is_ok();
+        }
+    }
+
+    /// Shows a text that others rely on, as the last one: waits for the terminal, but not for long.
+    pub(crate) fn show_now(&mut self, text: &str) {
+        if self.is_free(TAKEN_WITHIN) {
+            self.show(text.to_owned());
+            self.is_free(TAKEN_WITHIN);
+        }
+    }
+
+    fn is_free(&mut self, within: Duration) -> bool {
+        self.is_busy = self.is_busy && self.taken.recv_timeout(within).is_err();
+        !self.is_busy
+    }
+}
+
+/// A line on standard error, which is removed when this is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct StatusLine(Option<Painter>);
+
+impl StatusLine {
+    /// Replaces the line.
+    pub(crate) fn show(&mut self, text: &str) {
+        let (columns, _) = terminal_size(std::io::stderr());
+        // A text that needs two lines would leave the first behind. Without the wrap, also one of wide characters is cut.
+        let text: String = text.chars().take(columns - 1).collect();
+        let painter = self.0.get_or_insert_with(|| Painter::new(std::io::stderr()));
+        painter.show(format!("\r\x1b[K\x1b[?7l{text}\x1b[?7h"));
+    }
+}
+
+impl Drop for StatusLine {
+    fn drop(&mut self) {
+        if let Some(painter) = &mut self.0 {
+            painter.show_now("\r\x1b[K");
+        }
+    }
+}
+
+/// Columns and rows of the terminal that this stream is.
+#[cfg(unix)]
+pub(crate) fn terminal_size(stream: impl std::os::fd::AsFd) -> (usize, usize) {
+    match rustix::termios::tcgetwinsize(stream) {
+        Ok(size) if size.ws_col > 0 => (usize::from(size.ws_col), usize::from(size.ws_row)),
+        _ => (80, 24),
+    }
+}
+
+#[cfg(not(unix))]
+pub(crate) fn terminal_size<T>(_stream: T) -> (usize, usize) {
+    (80, 24)
+}
