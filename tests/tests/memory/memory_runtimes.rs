@@ -538,20 +538,29 @@ fn inspection_needs_no_runtime_of_its_caller() {
 
 #[test]
 fn work_outside_of_any_runtime_is_dropped_when_that_of_its_client_ends() {
-    let home = a_runtime();
-    let client = home.block_on(async { LockClient::memory() });
-    let (begun, has_begun) = mpsc::channel();
-    let working = std::thread::spawn(move || {
-        let work = client.once("work").run(async |_| {
-            begun.send(()).unwrap();
-            std::future::pending::<Result<u32, String>>().await
+    for is_shut_down in [false, true] {
+        let home = a_runtime();
+        let client = home.block_on(async { LockClient::memory() });
+        let (begun, has_begun) = mpsc::channel();
+        let working = std::thread::spawn({
+            let client = client.clone();
+            move || {
+                let work = client.once("work").run(async |_| {
+                    begun.send(()).unwrap();
+                    std::future::pending::<Result<u32, String>>().await
+                });
+                block_on(work)
+            }
         });
-        block_on(work)
-    });
-    has_begun.recv().unwrap();
-    drop(home);
-    let ended = working.join().expect("it does not panic");
-    assert!(matches!(ended, Err(OnceError::Lost { .. })), "{ended:?}");
+        has_begun.recv().unwrap();
+        if is_shut_down {
+            let report = home.block_on(client.shutdown(10 * MS));
+            assert_eq!(report.unfinished, 1);
+        }
+        drop(home);
+        let ended = working.join().expect("it does not panic");
+        assert!(matches!(ended, Err(OnceError::Lost { .. })), "{ended:?}");
+    }
 }
 
 #[test]

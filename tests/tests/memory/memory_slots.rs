@@ -279,6 +279,26 @@ fn slot_that_was_asked_for_when_the_call_was_dropped_is_asked_for_again() {
     });
 }
 
+/// Otherwise a loop that only logs its errors takes a whole core, and the runtime that the shutdown needs.
+#[test]
+fn client_that_refuses_is_asked_once_in_a_second() {
+    paused(async {
+        let clients = clients(1).await;
+        let mut slots = clients[0].once("w").every(3600 * SEC).slots();
+        clients[0].shutdown(SEC).await;
+        let (begun, mut errors) = (Instant::now(), 0);
+        while begun.elapsed() < 10 * SEC && errors < 100 {
+            let refused = slots.next(async |_| Ok::<u8, String>(0)).await;
+            assert!(
+                matches!(refused, Err(OnceError::Store(Error::ClientClosed))),
+                "{refused:?}"
+            );
+            errors += 1;
+        }
+        assert!((9..=12).contains(&errors), "{errors} errors in 10 s");
+    });
+}
+
 #[test]
 fn loop_ends_with_its_client() {
     paused(async {

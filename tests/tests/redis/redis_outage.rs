@@ -37,20 +37,20 @@ async fn acquires_while_the_server_is_down_are_known_not_to_have_been_carried_ou
     })
     .await;
     for wait in [None, Some(RETRY_FOR / 3), Some(2 * RETRY_FOR)] {
-        for number in 0..6 {
-            let locks = [
+        let locks = (0..6).flat_map(|number| {
+            [
                 client.lock(number.to_string()),
                 client.fair_lock(format!("fair {number}")),
                 client.rw_lock(format!("shared {number}")).read(),
-            ];
-            let acquired = locks.map(|lock| match wait {
-                Some(wait) => lock.wait(wait).acquire(),
-                None => lock.acquire(),
-            });
-            for acquired in join_all(acquired).await {
-                let error = acquired.unwrap_err();
-                assert!(matches!(error, Error::Unreachable { .. }), "{wait:?}: {error:?}");
-            }
+            ]
+        });
+        let acquired = locks.map(|lock| match wait {
+            Some(wait) => lock.wait(wait).acquire(),
+            None => lock.acquire(),
+        });
+        for acquired in join_all(acquired).await {
+            let error = acquired.unwrap_err();
+            assert!(matches!(error, Error::Unreachable { .. }), "{wait:?}: {error:?}");
         }
     }
 }

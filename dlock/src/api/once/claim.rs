@@ -557,7 +557,7 @@ impl OnceClaim {
     /// Waits until the claim is lost, for work that is not dropped then, such as a started process: [`Loss::Gone`] when
     /// the store says so, [`Loss::Expired`] when it could not be renewed in time. Cancel safe. After the claim was
     /// settled, this completes when the lease would have ended, or as soon as a renewal that was under way tells that it
-    /// was settled: it is for the time before.
+    /// was settled, or when the client was shut down: it is for the time before.
     pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
         let (deadline, runtime) = (self.deadline.clone(), self.runtime.clone());
         let client = self.client.clone();
@@ -607,8 +607,13 @@ async fn told_of_loss(deadline: &watch::Receiver<Deadline>, client: Option<&Weak
             biased;
             renewed = deadline.changed() => if renewed.is_err() {
                 // It was settled, or the runtime that renewed it has ended: that has no timers any more, and its claims end soon.
+                let ended = |client: &Weak<Shared>| {
+                    client
+                        .upgrade()
+                        .is_none_or(|client| may_have_no_runtime(&client))
+                };
                 let mut over = pin!(clock::sleep_until(until));
-                let over = poll_fn(|cx| match client.is_some_and(has_lost_its_runtime) {
+                let over = poll_fn(|cx| match client.is_some_and(ended) {
                     true => Poll::Ready(()),
                     false => over.as_mut().poll(cx),
                 });
@@ -619,10 +624,9 @@ async fn told_of_loss(deadline: &watch::Receiver<Deadline>, client: Option<&Weak
     }
 }
 
-fn has_lost_its_runtime(client: &Weak<Shared>) -> bool {
-    client
-        .upgrade()
-        .is_none_or(|client| client.has_lost_its_runtime())
+/// Whether the runtime of the client may have ended, by which it renews: that has no timers then.
+pub(super) fn may_have_no_runtime(client: &Shared) -> bool {
+    client.has_lost_its_runtime() || client.finished.is_cancelled()
 }
 
 /// When a claim sent at `sent` ends, by this process's clock.

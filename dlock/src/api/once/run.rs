@@ -58,6 +58,14 @@ impl Once {
         }
     }
 
+    /// Whether that runtime may have ended: while it lives, only the shutdown ends what the client runs there.
+    pub(super) fn may_have_no_runtime(&self) -> bool {
+        match &self.source {
+            Source::Records(_) => false,
+            Source::Client(handle) => claim::may_have_no_runtime(handle.shared()),
+        }
+    }
+
     pub(super) fn target(&self) -> Result<Target, Error> {
         let mut nested = false;
         let (retry_for, client) = match &self.source {

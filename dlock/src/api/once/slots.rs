@@ -1,6 +1,8 @@
 //! The slots of a process, one after the other.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
@@ -12,7 +14,7 @@ use super::slot::{OnceEvery, SlotReply};
 use super::{OnceClaim, OnceError};
 use crate::Error;
 use crate::base::clock;
-use crate::runtime::outside::with_timers_of;
+use crate::runtime::outside::{is_outside, with_timers_of};
 
 /// How long a reading of the store's clock is used: in that time the clocks of two machines drift a millisecond apart.
 const BELIEVED: Duration = Duration::from_secs(60);
@@ -119,7 +121,8 @@ impl Slots {
         Fut: Future<Output = Result<T, E>>,
     {
         let runtime = self.every.once().runtime();
-        let slot = match with_timers_of(&runtime, self.begin()).await {
+        let outside = is_outside();
+        let slot = match with_timers_of(&runtime, self.begin(outside)).await {
             Ok(slot) => slot,
             Err(error) => {
                 let pause = self.every.period().clamp(SHORTEST_PAUSE, PAUSE);
@@ -145,10 +148,10 @@ impl Slots {
     }
 
     /// Sleeps until the next slot begins, and returns its beginning.
-    async fn begin(&mut self) -> Result<Duration, Error> {
+    async fn begin(&mut self, outside: bool) -> Result<Duration, Error> {
         let period = self.every.period();
         if let Some(until) = self.paused_until {
-            self.sleep(until.saturating_duration_since(clock::now())).await?;
+            self.pause(until, outside).await;
             self.paused_until = None;
         }
         self.every.check()?;
@@ -184,6 +187,17 @@ impl Slots {
             }
             self.sleep(left).await?;
         }
+    }
+
+    /// Pauses after an error, also where the client refuses everything; not `outside` of all runtimes once that of the client may
+    /// have ended: there are no timers.
+    async fn pause(&self, until: Instant, outside: bool) {
+        let mut over = pin!(clock::sleep_until(until));
+        poll_fn(|cx| match outside && self.every.once().may_have_no_runtime() {
+            true => Poll::Ready(()),
+            false => over.as_mut().poll(cx),
+        })
+        .await;
     }
 
     async fn sleep(&self, time: Duration) -> Result<(), Error> {
