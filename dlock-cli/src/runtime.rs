@@ -4,9 +4,9 @@ use std::io;
 
 use tokio::runtime::{Builder, Runtime};
 
-/// As many files as the runtime opens.
+/// Pipes have as many files as the runtime opens: two each.
 #[cfg(unix)]
-const FILES: usize = 6;
+const PIPES: usize = 3;
 
 /// Runs a command on one thread.
 pub(crate) fn block_on<T>(command: impl Future<Output = T>) -> Result<T, String> {
@@ -25,11 +25,9 @@ pub(crate) fn block_on_threads<T>(threads: usize, command: impl Future<Output = 
 fn build(threads: usize) -> io::Result<Runtime> {
     // tokio panics where it gets no file for its signals.
     #[cfg(unix)]
-    let files: Vec<_> = (0..FILES)
-        .map(|_| std::fs::File::open("/dev/null"))
-        .collect::<io::Result<_>>()?;
+    let pipes: Vec<_> = (0..PIPES).map(|_| io::pipe()).collect::<io::Result<_>>()?;
     #[cfg(unix)]
-    drop(files);
+    drop(pipes);
     let mut builder = match threads {
         1 => Builder::new_current_thread(),
         _ => Builder::new_multi_thread(),

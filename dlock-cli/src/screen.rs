@@ -2,9 +2,9 @@
 
 use std::io::Write;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long a text may take that is waited for: a terminal that takes output needs a moment only.
+/// How long the end of a line may take: a terminal that takes output needs a moment only.
 const TAKEN_WITHIN: Duration = Duration::from_millis(200);
 
 /// Writes in a thread of its own: only that thread waits for the terminal.
@@ -12,8 +12,8 @@ const TAKEN_WITHIN: Duration = Duration::from_millis(200);
 pub(crate) struct Painter {
     texts: Sender<String>,
     taken: Receiver<()>,
-    /// Whether the terminal has still to take a text.
-    is_busy: bool,
+    /// How many texts the terminal has still to take.
+    pending: usize,
 }
 
 impl Painter {
@@ -24,9 +24,7 @@ impl Painter {
             for text in queue {
                 // A terminal that is gone shows nothing.
                 let _ = to.write_all(text.as_bytes()).and_then(|()| to.flush());
-                if sender.send(()).is_err() {
-                    return;
-                }
+                let _ = sender.send(());
             }
         };
         // Without the thread nothing is shown.
@@ -34,28 +32,34 @@ impl Painter {
         Painter {
             texts,
             taken,
-            is_busy: false,
+            pending: 0,
         }
     }
 
     /// Shows a text. It is dropped if the terminal has still to take the one before.
     pub(crate) fn show(&mut self, text: String) {
         if self.is_free(Duration::ZERO) {
-            self.is_busy = self.texts.send(text).is_ok();
+            self.send(text);
         }
     }
 
-    /// Shows a text that others rely on, as the last one: waits for the terminal, but not for long.
-    pub(crate) fn show_now(&mut self, text: &str) {
-        if self.is_free(TAKEN_WITHIN) {
-            self.show(text.to_owned());
-            self.is_free(TAKEN_WITHIN);
-        }
+    /// Shows a text that others rely on, as the last one: waits so long for the terminal, which may take it later, too.
+    pub(crate) fn show_now(&mut self, text: &str, within: Duration) {
+        self.send(text.to_owned());
+        self.is_free(within);
+    }
+
+    fn send(&mut self, text: String) {
+        self.pending += usize::from(self.texts.send(text).is_ok());
     }
 
     fn is_free(&mut self, within: Duration) -> bool {
-        self.is_busy = self.is_busy && self.taken.recv_timeout(within).is_err();
-        !self.is_busy
+        let until = Instant::now() + within;
+        let left = || until.saturating_duration_since(Instant::now());
+        while self.pending > 0 && self.taken.recv_timeout(left()).is_ok() {
+            self.pending -= 1;
+        }
+        self.pending == 0
     }
 }
 
@@ -77,7 +81,7 @@ impl StatusLine {
 impl Drop for StatusLine {
     fn drop(&mut self) {
         if let Some(painter) = &mut self.0 {
-            painter.show_now("\r\x1b[K");
+            painter.show_now("\r\x1b[K", TAKEN_WITHIN);
         }
     }
 }

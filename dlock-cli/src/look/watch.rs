@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::io::{IsTerminal, Read};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use dlock::{Error, LockClient};
 #[cfg(unix)]
@@ -16,6 +17,9 @@ use super::args::WatchArgs;
 use super::survey::{Survey, wait_json, wait_line};
 use super::text::{json_line, told};
 use crate::screen::{Painter, terminal_size};
+
+/// How long the terminal may take to enter the screen, and to leave it, also where it is slow.
+const SCREEN_WITHIN: Duration = Duration::from_secs(2);
 
 /// Refreshes until the user quits.
 pub(super) async fn watch(client: &LockClient, args: &WatchArgs) -> Result<ExitCode, Error> {
@@ -137,7 +141,7 @@ impl Screen {
     fn enter() -> Screen {
         // A line that is wider than its number of characters must not wrap.
         let mut painter = Painter::new(std::io::stdout());
-        painter.show_now("\x1b[?1049h\x1b[?7l\x1b[?25l");
+        painter.show_now("\x1b[?1049h\x1b[?7l\x1b[?25l", SCREEN_WITHIN);
         Screen {
             painter,
             #[cfg(unix)]
@@ -170,7 +174,8 @@ impl Drop for Screen {
             flowing.input_flags.remove(InputFlags::IXON);
             let _ = set(&flowing);
         }
-        self.painter.show_now("\x1b[?25h\x1b[?7h\x1b[?1049l");
+        self.painter
+            .show_now("\x1b[?25h\x1b[?7h\x1b[?1049l", SCREEN_WITHIN);
         #[cfg(unix)]
         if let Some(before) = &self.before {
             let _ = set(before);

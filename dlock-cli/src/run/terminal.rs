@@ -3,7 +3,7 @@
 //! The command has a separate process group, so that it can be ended with everything that it has started and nothing
 //! else. To the terminal it must be what dlock was: the foreground, which may read, and which Ctrl-C and Ctrl-Z reach.
 
-use std::fs::{self, File};
+use std::fs::{self, File, FileType};
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::FileTypeExt;
 
@@ -40,15 +40,20 @@ impl Terminal {
 
     /// Whether a command gets the foreground from the beginning. Other commands get it when they ask for it, since another
     /// process may need it just as well: a pager at the end of a pipeline, or a script that has started this one with `&`. A
-    /// shell without jobs gives those an empty input, and has them ignore Ctrl-C.
+    /// shell without jobs gives those an empty input (`/dev/null`), and has them ignore Ctrl-C. A command that reads a file
+    /// gets it: with `< hosts` it may start programs that ask for a password.
     pub(super) fn is_for_the_command(&self) -> bool {
-        let is_piped = fs::metadata("/dev/stdout").is_ok_and(|data| data.file_type().is_fifo());
-        self.is_ours() && io::stdin().is_terminal() && !is_piped && !is_ignored(Signal::SIGINT)
+        let is_a =
+            |path, kind: fn(&FileType) -> bool| fs::metadata(path).is_ok_and(|data| kind(&data.file_type()));
+        self.is_ours()
+            && (io::stdin().is_terminal() || is_a("/dev/stdin", FileType::is_file))
+            && !is_a("/dev/stdout", FileType::is_fifo)
+            && !is_ignored(Signal::SIGINT)
     }
 
-    /// Whether the keyboard is for the command's group, or for this one as a part of a pipeline.
+    /// Whether the keyboard is for the command's group.
     pub(super) fn is_at(&self, group: Pid) -> bool {
-        self.foreground() == Some(group) || self.is_ours() && !is_ignored(Signal::SIGINT)
+        self.foreground() == Some(group)
     }
 
     /// Puts a process group into the foreground, if this one is there now.

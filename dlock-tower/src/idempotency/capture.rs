@@ -4,8 +4,9 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::response::Parts;
 use http::{HeaderMap, StatusCode, Version};
-use http_body::Frame;
+use http_body::{Frame, SizeHint};
 
+use super::body::has_no_body;
 use super::claim::Claim;
 use super::headers;
 use super::policy::{Ending, Outcome, RecordAction};
@@ -101,6 +102,18 @@ impl Capture {
     /// Expects what a response of this version may have: trailers after all bytes that it announces, but not in HTTP/1.
     pub(super) fn expect_version(&mut self, version: Version) {
         self.trailers_may_follow = version > Version::HTTP_11;
+    }
+
+    /// How many of the bytes that the rest of the body says to have are sent.
+    pub(super) fn rest(&self, hint: SizeHint) -> SizeHint {
+        let Some(announced) = self.announced else {
+            return hint;
+        };
+        let most = (announced - self.len) as u64;
+        let mut rest = SizeHint::new();
+        rest.set_lower(hint.lower().min(most));
+        rest.set_upper(hint.upper().map_or(most, |upper| upper.min(most)));
+        rest
     }
 
     /// The error for a body that ends now, if more was announced.
@@ -207,5 +220,5 @@ pub(super) fn is_endless(parts: &Parts) -> bool {
         let start = value.as_bytes().get(..EVENTS.len());
         start.is_some_and(|start| start.eq_ignore_ascii_case(EVENTS))
     });
-    events || parts.status == StatusCode::SWITCHING_PROTOCOLS
+    events && !has_no_body(parts.status) || parts.status == StatusCode::SWITCHING_PROTOCOLS
 }

@@ -168,7 +168,7 @@ where
                 if let Err(frame) = capture.take(frame) {
                     claim.settle(Stored::Unavailable).await;
                     let (pieces, trailers) = capture.pieces();
-                    break ResponseBody::stream(Stream::passing(pieces, trailers, Some(frame), body));
+                    break ResponseBody::stream(Stream::passing(pieces, trailers, frame, body));
                 }
             }
             Poll::Ready(Some(Err(error))) => {
@@ -187,7 +187,7 @@ where
                 let (pieces, trailers) = capture.pieces();
                 let settlement = capture.conclude(&claim);
                 claim.settle(settlement).await;
-                break ResponseBody::stream(Stream::passing(pieces, trailers, None, body));
+                break ResponseBody::stream(Stream::up_to_trailers(pieces, trailers, body));
             }
             Poll::Pending => break ResponseBody::stream(Stream::taking_down(capture, claim, body)),
         }

@@ -56,6 +56,8 @@ enum State<R> {
     },
     /// Settled; passes the rest on.
     Passing(Pin<Box<R>>),
+    /// Settled with all bytes; passes trailers on, but no bytes that were not announced.
+    Trailers(Pin<Box<R>>),
     /// Sends this, and nothing more.
     Ended(Last),
 }
@@ -63,6 +65,7 @@ enum State<R> {
 /// The rest of a body when the outcome was sent to the store.
 enum After<R> {
     Body(Pin<Box<R>>),
+    Trailers(Pin<Box<R>>),
     Nothing(Last),
 }
 
@@ -77,6 +80,10 @@ fn frames(pieces: Vec<Bytes>, trailers: Option<HeaderMap>) -> VecDeque<Frame<Byt
     data.chain(trailers.map(Frame::trailers)).collect()
 }
 
+fn has_bytes(frame: &Frame<Bytes>) -> bool {
+    frame.data_ref().is_some_and(|data| !data.is_empty())
+}
+
 impl<R> Stream<R>
 where
     R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
@@ -85,14 +92,23 @@ where
     pub(super) fn passing(
         pieces: Vec<Bytes>,
         trailers: Option<HeaderMap>,
-        next: Option<Frame<Bytes>>,
+        next: Frame<Bytes>,
         body: Pin<Box<R>>,
     ) -> Self {
         let mut before = frames(pieces, trailers);
-        before.extend(next);
+        before.push_back(next);
         Stream {
             before,
             state: State::Passing(body),
+            polling: false,
+        }
+    }
+
+    /// Creates a body of which all bytes are captured; trailers may still follow.
+    pub(super) fn up_to_trailers(pieces: Vec<Bytes>, trailers: Option<HeaderMap>, body: Pin<Box<R>>) -> Self {
+        Stream {
+            before: frames(pieces, trailers),
+            state: State::Trailers(body),
             polling: false,
         }
     }
@@ -166,6 +182,7 @@ where
                     };
                     self.state = match after {
                         After::Body(body) => State::Passing(body),
+                        After::Trailers(body) => State::Trailers(body),
                         After::Nothing(last) => State::Ended(last),
                     };
                     if let Some(next) = next {
@@ -173,6 +190,16 @@ where
                     }
                 }
                 State::Passing(body) => return body.as_mut().poll_frame(cx).map_err(Into::into),
+                State::Trailers(body) => {
+                    let frame = ready!(body.as_mut().poll_frame(cx));
+                    if !matches!(&frame, Some(Ok(frame)) if has_bytes(frame)) {
+                        return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+                    }
+                    let ended = State::Ended(Last::End);
+                    if let State::Trailers(body) = mem::replace(&mut self.state, ended) {
+                        let_go(body);
+                    }
+                }
                 State::Ended(last) => {
                     return Poll::Ready(match mem::replace(last, Last::End) {
                         Last::End => None,
@@ -201,7 +228,7 @@ where
                     let_go(body);
                     After::Nothing(Last::End)
                 } else {
-                    After::Body(body)
+                    After::Trailers(body)
                 };
                 (capture.conclude(&claim), frame, after)
             }
@@ -224,7 +251,7 @@ where
     pub(super) fn is_end_stream(&self) -> bool {
         self.before.is_empty()
             && match &self.state {
-                State::Passing(body) => body.is_end_stream(),
+                State::Passing(body) | State::Trailers(body) => body.is_end_stream(),
                 State::Ended(Last::End) => true,
                 _ => false,
             }
@@ -232,11 +259,15 @@ where
 
     pub(super) fn size_hint(&self) -> SizeHint {
         let mut hint = match &self.state {
-            State::Taking { body, .. } | State::Passing(body) => body.size_hint(),
+            State::Taking { body, capture, .. } => capture.rest(body.size_hint()),
+            State::Passing(body) => body.size_hint(),
+            // HTTP/1 cannot send trailers after a body of known length.
+            State::Trailers(_) if self.before.iter().any(Frame::is_trailers) => SizeHint::default(),
+            State::Trailers(_) => SizeHint::with_exact(0),
             State::Settling { next, after, .. } => {
                 let mut hint = match after {
                     After::Body(body) => body.size_hint(),
-                    After::Nothing(_) => SizeHint::with_exact(0),
+                    After::Trailers(_) | After::Nothing(_) => SizeHint::with_exact(0),
                 };
                 add_frames(&mut hint, next.iter());
                 hint

@@ -13,7 +13,7 @@ use crate::Rejection;
 /// Uses the value of a header. A missing one, one given twice, or one that is not UTF-8 is answered with 400.
 ///
 /// A name that no header can have, such as `x account`, is answered with 500 and an error in the log, also with
-/// [`optional`](Key::optional) and [`or`](Key::or).
+/// [`optional`](Key::optional); with [`or`](Key::or) where this key is looked for.
 pub fn header(name: impl Into<String>) -> Key<Header> {
     let name = name.into();
     Key::new(Header {

@@ -65,9 +65,14 @@ pub(crate) fn of_url(error: &UrlError) -> String {
     }
 }
 
-/// Whether a statement may have been refused because of one of its rows, for example by a trigger.
+/// Whether a statement may have been refused because of one of its rows, for example by a trigger. Others would be refused
+/// for each row.
 pub(crate) fn may_be_of_row(error: &StoreError) -> bool {
-    error.outcome == Outcome::NotDone && error.reason == Reason::Refused && !is_missing_table(error)
+    let is_of_row = told(error).is_some_and(|told| {
+        // data exception, constraint violation, raised by a trigger
+        matches!(told.state.get(..2), Some("22" | "23" | "45")) || OF_ROWS.contains(&told.code)
+    });
+    error.outcome == Outcome::NotDone && error.reason == Reason::Refused && is_of_row
 }
 
 /// Whether the error says that the table does not exist.
@@ -76,14 +81,22 @@ pub(crate) fn is_missing_table(error: &StoreError) -> bool {
 }
 
 fn code(error: &StoreError) -> Option<u16> {
+    told(error).map(|told| told.code)
+}
+
+fn told(error: &StoreError) -> Option<&ServerError> {
     let source = error.source.as_deref()?;
     match source.downcast_ref::<Error>()? {
-        Error::Server(told) => Some(told.code),
+        Error::Server(told) => Some(told),
         _ => None,
     }
 }
 
 const NO_TABLE: u16 = 1146;
+/// `ER_SIGNAL_EXCEPTION`, and violated constraints, also those of MariaDB and values out of range, whatever their SQLSTATE.
+const OF_ROWS: [u16; 14] = [
+    1644, 1048, 1062, 1264, 1265, 1292, 1366, 1369, 1406, 1451, 1452, 1690, 3819, 4025,
+];
 /// `ER_CHECKREAD`, `ER_LOCK_WAIT_TIMEOUT`, `ER_LOCK_DEADLOCK`, `ER_LOCK_NOWAIT`,
 /// `ER_TRANSACTION_ROLLBACK_DURING_COMMIT`: rolled back.
 const CONFLICTS: [u16; 5] = [1020, 1205, 1213, 3572, 3101];
@@ -179,5 +192,21 @@ mod tests {
         assert_eq!(told(1114).error.reason, Reason::RefusedForNow);
         assert_eq!(told(1142).error.reason, Reason::Refused);
         assert!(is_missing_table(&told(NO_TABLE).error));
+    }
+
+    #[test]
+    fn row_may_be_why_a_trigger_or_constraint_refuses_and_not_why_a_right_is_missing() {
+        let in_state = |state: &str| {
+            let (code, message, state) = (30_001, "no".to_owned(), state.to_owned());
+            of_step(Error::Server(ServerError { code, message, state })).error
+        };
+        for code in OF_ROWS {
+            assert!(may_be_of_row(&told(code).error), "{code}");
+        }
+        assert!(may_be_of_row(&in_state("45000")));
+        for code in [NO_TABLE, 1044, 1142, 1143, 1054, 1064, 1370, 1665, 1213, 1114] {
+            assert!(!may_be_of_row(&told(code).error), "{code}");
+        }
+        assert!(!may_be_of_row(&in_state("42000")));
     }
 }

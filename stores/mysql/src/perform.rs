@@ -21,6 +21,8 @@ use crate::table::{self, PAGE, Table};
 const MOST: usize = 64;
 /// The most renewals in one round trip, so that other operations do not wait for thousands of them.
 const MOST_RENEWALS: usize = 256;
+/// The most renewals that are sent separately after a refusal; more are sent in parts of this size before.
+const FEW: usize = 16;
 /// How often an operation that conflicts with other transactions is repeated.
 const LOOKS: u32 = 8;
 /// The shortest and the longest pause before a repetition.
@@ -232,7 +234,7 @@ impl Performing<'_> {
     /// Orders the statements; those that return rows are last. Renewals are first, so that no lease ends because a release or
     /// an acquire waits for its row.
     fn parts(&self, jobs: Vec<Job>) -> Vec<Part> {
-        let (mut releases, mut renewals, mut forced, mut acquires, mut shown) =
+        let (mut releases, mut alone, mut forced, mut acquires, mut shown) =
             (vec![], vec![], vec![], vec![], vec![]);
         let mut together: HashMap<i64, Vec<Job>> = HashMap::new();
         for job in jobs {
@@ -240,7 +242,7 @@ impl Performing<'_> {
                 Step::Release(..) => releases.push(Part::Release(job)),
                 Step::Renew(_, _, lease) if job.alone => {
                     let lease = *lease;
-                    renewals.push(Part::Renew(vec![job], lease));
+                    alone.push(Part::Renew(vec![job], lease));
                 }
                 Step::Renew(_, _, lease) => together.entry(*lease).or_default().push(job),
                 Step::Force(_) => forced.push(Part::Force(job)),
@@ -251,14 +253,13 @@ impl Performing<'_> {
                 Step::Inspect(_) | Step::List(..) => shown.push(Part::Show(job)),
             }
         }
-        renewals.extend(together.into_iter().map(|(lease, jobs)| Part::Renew(jobs, lease)));
+        let together = together.into_iter().map(|(lease, jobs)| Part::Renew(jobs, lease));
         if !acquires.is_empty() && self.session.read.elapsed() > READING {
             shown.push(Part::Clock);
         }
-        [renewals, releases, forced, acquires, shown]
-            .into_iter()
-            .flatten()
-            .collect()
+        // Those that were refused before may fail again, and no statement behind them is executed.
+        let rest = [alone, releases, forced, acquires, shown];
+        together.chain(rest.into_iter().flatten()).collect()
     }
 
     fn statement(&self, part: &Part) -> String {
@@ -310,15 +311,26 @@ impl Performing<'_> {
     /// Executes one round trip and replies to the completed operations. Returns acquires and renewals that need a look
     /// at their rows.
     async fn round(&mut self, parts: Vec<Part>, before: Option<i64>) -> Result<Left, StoreError> {
-        let statements: Vec<String> = parts.iter().map(|part| self.statement(part)).collect();
-        let sent = Instant::now();
-        let (replies, failure) = self.send(&statements).await;
         let mut left = Left::default();
-        let mut rest = parts.into_iter();
-        for (part, reply) in rest.by_ref().take(replies.len()).zip(replies) {
-            self.replied(part, reply, before, sent, &mut left);
-        }
-        let Some(failure) = failure else { return Ok(left) };
+        let mut next = parts;
+        let (mut rest, failure) = loop {
+            let statements: Vec<String> = next.iter().map(|part| self.statement(part)).collect();
+            let sent = Instant::now();
+            let (replies, failure) = self.send(&statements).await;
+            let mut rest = next.into_iter();
+            for (part, reply) in rest.by_ref().take(replies.len()).zip(replies) {
+                self.replied(part, reply, before, sent, &mut left);
+            }
+            let Some(failure) = failure else { return Ok(left) };
+            let is_of_many = |part: &Part| matches!(part, Part::Renew(jobs, _) if jobs.len() > FEW);
+            let of_many = rest.as_slice().first().is_some_and(is_of_many);
+            if failure.broken || !of_many || !failure::may_be_of_row(&failure.error) {
+                break (rest, failure);
+            }
+            // A single row may be why all were refused.
+            let many = rest.next();
+            next = many.into_iter().flat_map(in_parts).chain(rest).collect();
+        };
         if !failure.broken {
             // The server executes no statement after a failed one.
             match rest.next() {
@@ -598,6 +610,19 @@ impl Performing<'_> {
     fn fail(&self, job: Job, error: &StoreError) {
         self.queue.answer(job, Err(error.clone()));
     }
+}
+
+/// Renewals in parts of a few each.
+fn in_parts(part: Part) -> Vec<Part> {
+    let Part::Renew(mut jobs, lease) = part else {
+        return vec![part];
+    };
+    let mut parts = Vec::new();
+    while !jobs.is_empty() {
+        let few = jobs.drain(..FEW.min(jobs.len())).collect();
+        parts.push(Part::Renew(few, lease));
+    }
+    parts
 }
 
 /// Marks the failure as not done, for an acquire that was already refused.

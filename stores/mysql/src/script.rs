@@ -33,13 +33,12 @@ pub(crate) async fn run(conn: &mut Conn, statements: &[String], done: &mut Vec<R
             };
             // Reads only the header of the next result. An error in it is kept until the next call: till then the driver shows
             // the failed statement as one without rows.
-            match results.next().await {
-                Ok(_) => done.push(reply),
-                Err(error @ Error::Server(_)) => return Err(error),
-                Err(error) => {
-                    done.push(reply);
-                    return Err(error);
+            done.push(reply);
+            if let Err(error) = results.next().await {
+                if let Error::Server(_) = error {
+                    done.pop();
                 }
+                return Err(error);
             }
         } else {
             let mut rows = Vec::new();

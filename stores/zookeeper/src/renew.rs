@@ -93,12 +93,17 @@ impl Core {
                     continue;
                 }
                 (Some((_, &Code::NO_NODE)) | None, _) => {}
-                (Some(_), None) if sent.len() > 1 => return sent,
-                (Some((at, code)), _) => {
+                (Some((_, &Code::NO_AUTH)), None) if sent.len() > 1 => return sent,
+                (Some((at, code @ &Code::NO_AUTH)), _) => {
                     let error = refused(*code, "to look for the nodes of locks");
                     answer(sent.remove(owner(&sent, at)).renew, Err(error));
                     continue;
                 }
+                (Some((_, &Code::SESSION_EXPIRED)), _) => {
+                    sent.into_iter().for_each(|sent| self.node_is_gone(sent));
+                    return Vec::new();
+                }
+                (Some((_, code)), _) => return fail(sent, &refused(*code, "to look for the nodes of locks")),
             }
             sent = match self.existing(sent).await {
                 Ok(sent) => sent,

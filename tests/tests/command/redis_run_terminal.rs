@@ -274,6 +274,17 @@ async fn a_pager_at_the_end_of_a_pipeline_has_the_terminal() {
     shell.enters("no", "answer no").await;
 }
 
+/// Without the terminal from the beginning, the command within would be stopped again after each `fg`.
+#[tokio::test]
+async fn command_within_one_that_reads_a_file_reads_from_the_terminal() {
+    let shell = Shell::start("lease=300s").await;
+    let script = shell.script("$D within -- bash -c 'read a </dev/tty; echo got $a'\n");
+    shell.types(&format!("$D k -- bash {script} <{script}\n"));
+    shell.until_held(true).await;
+    shell.enters("yes", "got yes").await;
+    shell.until_held(false).await;
+}
+
 /// bash starts what is in `$(…)` with SIGTTIN ignored, as it does not stop such processes.
 #[tokio::test]
 async fn command_whose_output_a_shell_takes_reads_from_the_terminal() {
@@ -427,7 +438,7 @@ async fn signal_ends_a_command_at_a_terminal_that_takes_no_output() {
         ("$D k -- true", "dlock: waiting"),
         ("${D% run} watch --every 100ms", "q: quit"),
         (
-            "${D% run} bench --workload sequential --threads 1 --seconds 3600",
+            "${D% run} bench --workload sequential --threads 1 --warmup 0 --seconds 3600",
             "sequential: ",
         ),
     ] {

@@ -6,6 +6,7 @@ mod other;
 mod permits;
 mod release;
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use dlock::store::{Outcome, Reason, Renewal, StoreError};
@@ -104,6 +105,27 @@ impl Performing<'_> {
         self.queue.answer(job, Err(error.clone()));
     }
 
+    /// Whether one of several operations may be why their statement was refused, and there is time to find it.
+    fn may_halve(&self, jobs: &[Job], failure: &Failure) -> bool {
+        let is_refused = match failure {
+            Failure::Answered(error) => failure::may_be_of_row(error),
+            Failure::Broken(_) => false,
+        };
+        is_refused && jobs.len() > 1 && Instant::now() + 2 * PAUSE.1 < self.deadline
+    }
+
+    /// Performs operations whose statement was refused in two halves. Each in a wave of its own would take too long for
+    /// renewals.
+    async fn halves(&self, sql: Sql, mut jobs: Vec<Job>) -> Broken {
+        let second = jobs.split_off(jobs.len() / 2);
+        let (first, second) = join!(self.boxed_batch(sql, jobs), self.boxed_batch(sql, second));
+        first.and(second)
+    }
+
+    fn boxed_batch(&self, sql: Sql, jobs: Vec<Job>) -> Pin<Box<dyn Future<Output = Broken> + Send + '_>> {
+        Box::pin(self.batch(sql, jobs))
+    }
+
     /// Handles a statement that failed: repeats or fails its operations.
     fn failed(&self, jobs: Vec<Job>, failure: Failure, refuse_after: Option<i64>) -> Broken {
         let several = jobs.len() > 1;
@@ -177,6 +199,7 @@ impl Performing<'_> {
         let rows = match self.ask(sql, &[&keys, &holders, &leases]).await {
             Ok(rows) if rows.len() == jobs.len() => rows,
             Ok(_) => return self.failed(jobs, wrong_number(), None),
+            Err(failure) if self.may_halve(&jobs, &failure) => return self.halves(sql, jobs).await,
             Err(failure) => return self.failed(jobs, failure, None),
         };
         let mut ended = Ok(());

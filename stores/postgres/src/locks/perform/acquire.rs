@@ -23,7 +23,10 @@ impl Performing<'_> {
             return Ok(());
         }
         if let Err(failure) = self.ask(Sql::Insert, &[&keys_of(&missing)]).await {
-            return self.failed_before(missing, failure);
+            return match self.may_halve(&missing, &failure) {
+                true => self.halves(sql, missing).await,
+                false => self.failed_before(missing, failure),
+            };
         }
         for job in self.acquire_rows(sql, missing).await? {
             // Another process has just removed the rows again.
@@ -59,6 +62,9 @@ impl Performing<'_> {
         let (mut missing, mut pinned, mut unsure) = (Vec::new(), Vec::new(), Vec::new());
         let looks = match looks {
             Ok(looks) => looks,
+            Err(failure) if self.may_halve(&jobs, &failure) => {
+                return self.halves(sql, jobs).await.map(|()| missing);
+            }
             Err(failure) => return self.failed(jobs, failure, refuse_after).map(|()| missing),
         };
         for (job, look) in jobs.into_iter().zip(looks) {

@@ -123,6 +123,9 @@ impl Performing<'_> {
         let rows = match self.ask(Sql::PermitRenew, &[&keys, &holders, &leases]).await {
             Ok(rows) if rows.len() == keys.len() => rows,
             Ok(_) => return self.failed(jobs, wrong_number(), None),
+            Err(failure) if self.may_halve(&jobs, &failure) => {
+                return self.halves(Sql::PermitRenew, jobs).await;
+            }
             Err(failure) => return self.failed(jobs, failure, None),
         };
         let (mut rows, mut ended) = (rows.iter(), Ok(()));

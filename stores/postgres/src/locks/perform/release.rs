@@ -43,6 +43,7 @@ impl Performing<'_> {
         });
         let endings = match endings {
             Ok(endings) => endings,
+            Err(failure) if self.may_halve(&jobs, &failure) => return self.halves(sql, jobs).await,
             Err(failure) => return self.failed(jobs, failure, None),
         };
         for (job, ending) in jobs.into_iter().zip(endings) {
