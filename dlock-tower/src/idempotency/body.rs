@@ -8,6 +8,7 @@ use http::{HeaderMap, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
+use super::headers::has_no_body;
 use super::stream::Stream;
 use crate::body::BoxError;
 use crate::own_answer::AnswerBody;
@@ -34,13 +35,6 @@ pin_project! {
         #[pin]
         inner: Inner<R>,
     }
-}
-
-/// Whether a response has no body, whatever length it announces.
-///
-/// <https://www.rfc-editor.org/rfc/rfc9112#section-6.3>
-pub(super) fn has_no_body(status: StatusCode) -> bool {
-    status.is_informational() || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
 pin_project! {

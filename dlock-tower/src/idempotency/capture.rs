@@ -6,9 +6,8 @@ use http::response::Parts;
 use http::{HeaderMap, StatusCode, Version};
 use http_body::{Frame, SizeHint};
 
-use super::body::has_no_body;
 use super::claim::Claim;
-use super::headers;
+use super::headers::{self, has_no_body};
 use super::policy::{Ending, Outcome, RecordAction};
 use super::settlement::Settlement;
 use super::stored::{Kept, Stored};

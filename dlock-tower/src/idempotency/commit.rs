@@ -12,9 +12,10 @@ use dlock::store::{Reason, StoreError};
 use http::Response;
 use tokio::time::{sleep, timeout};
 
-use super::body::{ResponseBody, has_no_body};
+use super::body::ResponseBody;
 use super::capture::announced;
 use super::claim::Claim;
+use super::headers::has_no_body;
 use super::owned::Owned;
 use super::policy::Ending;
 use super::settlement::Settlement;

@@ -143,3 +143,10 @@ pub(super) fn kept_trailers(trailers: HeaderMap) -> HeaderMap {
     }
     kept
 }
+
+/// Whether a response has no body, whatever length it announces.
+///
+/// <https://www.rfc-editor.org/rfc/rfc9112#section-6.3>
+pub(super) fn has_no_body(status: StatusCode) -> bool {
+    status.is_informational() || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+}

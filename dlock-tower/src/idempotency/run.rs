@@ -11,11 +11,12 @@ use http_body::Body;
 use http_body_util::BodyExt;
 use tower_service::Service;
 
-use super::body::{ResponseBody, has_no_body};
+use super::body::ResponseBody;
 use super::capture::{Capture, is_endless};
 use super::claim::Phase;
 use super::commit::Ended;
 use super::extract::Idempotency;
+use super::headers::has_no_body;
 use super::owned::Owned;
 use super::policy::{Ending, Outcome};
 use super::settlement::Settlement;

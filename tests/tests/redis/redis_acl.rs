@@ -54,7 +54,8 @@ async fn everything(store: &Store) -> Result<(), String> {
     store.as_server().script_flush().await;
     let renewed = a.lock("shop:k").lease(600 * MS).acquire().await.map_err(text)?;
     let guard = a.lock("shop:m").acquire().await.map_err(text)?;
-    let waiter = tokio::spawn(b.lock("shop:m").wait(Duration::from_secs(3)).acquire());
+    // Its last look comes long after the release.
+    let waiter = tokio::spawn(b.lock("shop:m").wait(Duration::from_secs(8)).acquire());
     tokio::time::sleep(700 * MS).await;
     if renewed.state() != HoldState::Held {
         return Err("the renewal failed".to_owned());

@@ -106,7 +106,8 @@ async fn processes_share_permits(with_limit: bool) {
     setting.no_permit_is_left().await;
     let free = (!with_limit).then_some(5);
     let expected = CounterReply::Permits { free, held: 0 };
-    assert_eq!(setting.permits().await, expected);
+    // A request that was given up may still be granted, and is undone then.
+    eventually("all are available", async || setting.permits().await == expected).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
