@@ -36,7 +36,7 @@ impl Painter {
         }
     }
 
-    /// Shows a text. It is dropped if the terminal has still to take the one before.
+    /// Shows a text. The text is dropped while the terminal has still to take the text before.
     pub(crate) fn show(&mut self, text: String) {
         if self.is_free(Duration::ZERO) {
             self.send(text);

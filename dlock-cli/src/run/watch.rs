@@ -286,7 +286,7 @@ impl Watch {
     /// Handles a stopped command: by itself before it begins, or by another process. If it wants the terminal it can
     /// have it. On Ctrl-Z or the like, dlock follows, as the rest of the shell's job would. SIGSTOP to a
     /// command that has the terminal is the like: with it a shell suspends itself. To any other command an operator has sent
-    /// it, who resumes the command as well.
+    /// it, and the operator resumes the command as well.
     async fn stopped(&mut self, by: i32, signals: &mut Signals) {
         let Ok(by) = Signal::try_from(by) else { return };
         if self.held_back && by == Signal::SIGSTOP {

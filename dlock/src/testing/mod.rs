@@ -320,7 +320,7 @@ impl TestStore {
     }
 
     /// With `true` the store is unreachable: every operation fails, until it is set to `false` again. Waiters keep their
-    /// subscriptions, and learn nothing of a lock that comes free meanwhile: they are notified afterwards.
+    /// subscriptions, and learn nothing of a lock that becomes available meanwhile: the store notifies them afterwards.
     pub fn set_down(&self, down: bool) {
         let mut script = self.script.lock();
         script.down = down;

@@ -612,16 +612,21 @@ async fn told_of_loss(deadline: &watch::Receiver<Deadline>, client: Option<&Weak
                         .upgrade()
                         .is_none_or(|client| may_have_no_runtime(&client))
                 };
-                let mut over = pin!(clock::sleep_until(until));
-                let over = poll_fn(|cx| match client.is_some_and(ended) {
-                    true => Poll::Ready(()),
-                    false => over.as_mut().poll(cx),
-                });
-                return over.await;
+                return sleep_unless(|| client.is_some_and(ended), until).await;
             },
             () = clock::sleep_until(until) => {}
         }
     }
+}
+
+/// Sleeps until then, unless there are no timers any more: each poll asks first.
+pub(super) async fn sleep_unless(has_no_timers: impl Fn() -> bool, until: Instant) {
+    let mut over = pin!(clock::sleep_until(until));
+    poll_fn(|cx| match has_no_timers() {
+        true => Poll::Ready(()),
+        false => over.as_mut().poll(cx),
+    })
+    .await;
 }
 
 /// Whether the runtime of the client may have ended, by which it renews: that has no timers then.

@@ -1,8 +1,6 @@
 //! The slots of a process, one after the other.
 
-use std::future::{Future, poll_fn};
-use std::pin::pin;
-use std::task::Poll;
+use std::future::Future;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
@@ -192,12 +190,8 @@ impl Slots {
     /// Pauses after an error, also where the client refuses everything; not `outside` of all runtimes once that of the client may
     /// have ended: there are no timers.
     async fn pause(&self, until: Instant, outside: bool) {
-        let mut over = pin!(clock::sleep_until(until));
-        poll_fn(|cx| match outside && self.every.once().may_have_no_runtime() {
-            true => Poll::Ready(()),
-            false => over.as_mut().poll(cx),
-        })
-        .await;
+        let has_no_timers = || outside && self.every.once().may_have_no_runtime();
+        claim::sleep_unless(has_no_timers, until).await;
     }
 
     async fn sleep(&self, time: Duration) -> Result<(), Error> {
