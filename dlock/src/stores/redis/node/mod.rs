@@ -10,10 +10,13 @@
 //! flight at a time, and steps move to another server when their slot does.
 
 mod actor;
+mod alarm;
 mod answering;
 mod by_commands;
+mod connections;
 mod contacts;
 mod delivery;
+mod doubts;
 mod failure;
 mod flow_control;
 mod former_connections;
@@ -28,6 +31,8 @@ mod replicas;
 mod reply;
 mod responses;
 mod send_queue;
+mod sending;
+mod served;
 mod slot_migration;
 #[cfg(test)]
 mod test_steps;
@@ -48,11 +53,11 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use self::actor::Actor;
-pub(super) use self::actor::CALLS_IN_ALL;
 use self::answering::{Awaited, Channel};
 pub(super) use self::failure::{classify, refused};
 pub(super) use self::former_connections::{closing_trial, may_close};
 use self::replicas::ConnectionRole;
+pub(super) use self::sending::CALLS_IN_ALL;
 use self::slot_migration::Move;
 pub(super) use self::wire::Aside;
 use super::cluster::Cluster;

@@ -179,7 +179,7 @@ impl Actor {
                     Some(request) => self.take_in(request),
                     None => break,
                 },
-                () = super::actor::sleep_until(due) => self.look_at_the_clock(),
+                () = super::alarm::sleep_until(due) => self.look_at_the_clock(),
             }
         }
         self.requests.close();
