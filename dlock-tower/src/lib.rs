@@ -41,12 +41,13 @@
 //!
 //! # Which key
 //!
-//! [`key`] has the ways to name what a request locks: a path parameter, a header, a query parameter, a
-//! field of the JSON body, method and path, several together, or a closure over the request's head. Prefix
-//! the key with what it names, and give it the [type](key::Key::parsed) that the handler reads: otherwise `7` and
-//! `007` are two locks and one account. A request that is about several things locks [each of them](key::each_of), all
-//! or nothing: a transfer from one account to another. A request without a key is answered with 400, or passes without a lock,
-//! as you say; one whose key no lock can have is answered with 400.
+//! [`key`] has the ways to name what a request locks: a path parameter, a header, a query parameter, a field of the
+//! JSON body, method and path, an [extension](key::extension()) such as the user of an authentication, several
+//! together, or a closure over the request's head. Prefix the key with what it names, and give it the
+//! [type](key::Key::parsed) that the handler reads: otherwise `7` and `007` are two locks and one account. A request
+//! that is about several things locks [each of them](key::each_of), all or nothing: a transfer from one account to
+//! another. A request without a key is answered with 400, or passes without a lock, as you say; one whose key no lock
+//! can have is answered with 400.
 //!
 //! # Shared locks
 //!

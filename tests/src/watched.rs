@@ -55,6 +55,8 @@ pub struct Seen {
     pub hang_lane: AtomicUsize,
     /// For so many milliseconds the answers to acquires, releases and renewals are on their way.
     pub slow_answers: AtomicUsize,
+    /// How long after its call a release is carried out, in milliseconds.
+    pub late_releases: AtomicUsize,
     /// Tells of suspect lanes.
     pub doubts: DoubtSender,
 }
@@ -74,6 +76,7 @@ impl Watched {
             fail_renewals: AtomicBool::new(false),
             hang_lane: AtomicUsize::new(usize::MAX),
             slow_answers: AtomicUsize::new(0),
+            late_releases: AtomicUsize::new(0),
             doubts: DoubtSender::new(),
         };
         Watched {
@@ -147,7 +150,14 @@ impl Store for Watched {
 
     fn release(self: Arc<Self>, request: ReleaseRequest) -> StoreFuture<ReleaseReply> {
         self.seen.releases.fetch_add(1, Ordering::SeqCst);
-        Box::pin(self.on_its_way(Store::release(self.inner(), request)))
+        let late = self.seen.late_releases.load(Ordering::SeqCst) as u64;
+        if late == 0 {
+            return Box::pin(self.on_its_way(Store::release(self.inner(), request)));
+        }
+        Box::pin(async move {
+            tokio::time::sleep(Duration::from_millis(late)).await;
+            Store::release(self.inner(), request).await
+        })
     }
 
     fn renew(self: Arc<Self>, requests: Vec<RenewRequest>) -> StoreFuture<Vec<Result<Renewal, StoreError>>> {

@@ -84,7 +84,7 @@ impl<R> ResponseBody<R> {
         }
     }
 
-    /// No body. It also says nothing of its length, which a router would announce.
+    /// No body. Of a length that is known: layers around this one compress what may be long.
     pub(super) fn none() -> Self {
         ResponseBody { inner: Inner::None }
     }
@@ -161,7 +161,7 @@ where
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
             Inner::Bare { body } => body.size_hint(),
-            Inner::None => SizeHint::new(),
+            Inner::None => SizeHint::with_exact(0),
             Inner::Whole { pieces, trailers } => {
                 let len = pieces.iter().map(|piece| piece.len() as u64).sum();
                 let mut hint = SizeHint::new();

@@ -29,6 +29,10 @@ where
 
 /// Computes the key from the request's head with a closure. Equivalent to the closure itself, but with the methods of
 /// [`Key`], and the type of its argument need not be named.
+///
+/// `None` lets the request pass without a lock, so for a value that must be there return an error:
+/// `value.ok_or_else(|| Rejection::invalid_key("…"))` answers 400, and [`Rejection::internal`] answers 500 and logs an error,
+/// as [`extension`](super::extension) does.
 pub fn from_fn<F, R>(find: F) -> Key<FromFn<F>>
 where
     F: Fn(&Parts) -> R + Send + Sync + 'static,

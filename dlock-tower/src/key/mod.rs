@@ -14,6 +14,7 @@
 //! | [`query`] | the value of a query parameter |
 //! | [`json_field`] | a field of the JSON body, which is read ahead and passed on |
 //! | [`method_and_path`], [`path`] | which resource is asked for |
+//! | [`extension`] | a part of what a layer outside has added to the request, such as the user |
 //! | [`fixed`] | always the same |
 //! | [`from_fn`], any closure | what the closure says |
 //! | [`all_of`] | several of them joined into one |
@@ -50,6 +51,7 @@ mod all_of;
 mod change;
 mod closure;
 mod each_of;
+mod extension;
 mod fixed;
 mod found;
 mod header;
@@ -65,6 +67,7 @@ pub use all_of::{AllOf, all_of};
 pub use change::{Key, Map, Optional, Or, Prefix};
 pub use closure::{FromFn, IntoFound, from_fn};
 pub use each_of::{EachOf, each_of};
+pub use extension::{Extension, extension};
 pub use fixed::{Fixed, fixed};
 pub(crate) use found::Unrouted;
 pub use found::{ExtractKey, Found};

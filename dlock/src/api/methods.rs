@@ -265,7 +265,8 @@ macro_rules! hold_methods {
         /// - [`Error::Lost`](crate::Error::Lost) when it was lost before. The release is sent all the same; it never
         ///   touches the hold of another client.
         /// - [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown) or another failure of the store: the release is
-        ///   repeated in the background, and the lease is the last resort.
+        ///   repeated in the background, unless the store refused it for good, as for want of a permission. The lease is the
+        ///   last resort.
         ///
         /// # Panics
         ///

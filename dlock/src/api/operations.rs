@@ -261,7 +261,7 @@ impl LockClient {
     }
 
     /// Forgets a record, so that the next request does its work again. Writes an entry to the audit log first. An
-    /// attempt that is in progress is not forgotten. See [`Once::record_key`](crate::Once::record_key), and
+    /// attempt that is in progress is not forgotten. See `Once::record_key` (feature `once`), and
     /// `KeyedRequest` of `dlock-tower` for the record of an HTTP request.
     ///
     /// # Errors

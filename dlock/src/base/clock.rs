@@ -8,7 +8,9 @@ use std::cell::Cell;
 #[cfg(not(dlock_sim))]
 use std::sync::OnceLock;
 #[cfg(all(target_os = "linux", not(dlock_sim)))]
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::AtomicI64;
+#[cfg(all(any(target_os = "linux", target_vendor = "apple"), not(dlock_sim)))]
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -197,7 +199,24 @@ fn ahead(clock: rustix::time::ClockId, of: rustix::time::ClockId) -> i64 {
     nanos(clock) - nanos(of)
 }
 
-#[cfg(all(not(target_os = "linux"), not(dlock_sim)))]
+/// How long the machine was suspended since this process first asked: the clock of `Instant` stands still meanwhile
+/// (`CLOCK_UPTIME_RAW`), the one that is read first does not. So a pause between the two readings never looks like a suspend.
+#[cfg(all(target_vendor = "apple", not(dlock_sim)))]
+fn suspended() -> Duration {
+    static AT_START: OnceLock<i128> = OnceLock::new();
+    static SLEPT_MS: AtomicU64 = AtomicU64::new(0);
+
+    let runs_on = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let stands_still = std::time::Instant::now().saturating_duration_since(origin());
+    let runs_on = i128::from(runs_on.tv_sec) * 1_000_000_000 + i128::from(runs_on.tv_nsec);
+    let ahead = runs_on - stands_still.as_nanos() as i128;
+    let slept = ahead - *AT_START.get_or_init(|| ahead);
+    let slept = u64::try_from(slept / 1_000_000).unwrap_or(0);
+    Duration::from_millis(SLEPT_MS.fetch_max(slept, Ordering::Relaxed).max(slept))
+}
+
+/// The clock of `Instant` goes on while Windows is suspended.
+#[cfg(all(not(target_os = "linux"), not(target_vendor = "apple"), not(dlock_sim)))]
 fn suspended() -> Duration {
     Duration::ZERO
 }

@@ -139,7 +139,7 @@ impl GrantState {
     }
 
     /// Why the lease expires at the deadline.
-    fn loss_at_deadline(&self, terms: &Terms) -> Loss {
+    pub(crate) fn loss_at_deadline(&self, terms: &Terms) -> Loss {
         match terms.ends_with_max_hold(self.deadline) {
             true => Loss::MaxHold,
             false => Loss::Expired,

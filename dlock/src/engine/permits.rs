@@ -16,6 +16,8 @@ pub(crate) struct Rules {
     pub(crate) patience: Duration,
     /// When the call began.
     pub(crate) started: Moment,
+    /// When its wait is over.
+    pub(crate) until: Option<Moment>,
 }
 
 /// An event.
@@ -79,8 +81,8 @@ impl<'e> MorePermits<'e> {
     }
 
     /// The first step.
-    pub(crate) fn begin(&self) -> Next {
-        waits(Duration::ZERO, false)
+    pub(crate) fn begin(&self, now: Moment) -> Next {
+        self.waits(Duration::ZERO, false, now)
     }
 
     pub(crate) fn handle(&mut self, event: Event, now: Moment) -> Next {
@@ -96,7 +98,7 @@ impl<'e> MorePermits<'e> {
                 held,
             } if free.saturating_add_unsigned(held) < i64::from(self.rules.wants) => {
                 self.evidence.is_busy(None, now);
-                waits(ASK_FOR_PERMITS_EVERY, false)
+                self.waits(ASK_FOR_PERMITS_EVERY, false, now)
             }
             Event::Counted { .. } => {
                 self.evidence.replied();
@@ -107,7 +109,7 @@ impl<'e> MorePermits<'e> {
                 error.outcome = Outcome::NotDone;
                 let failed = (self.evidence).failed(sent.unwrap_or(now), error, self.rules.patience, now);
                 match failed {
-                    Ok(pause) => waits(jittered(pause, fraction()), true),
+                    Ok(pause) => self.waits(jittered(pause, fraction()), true, now),
                     Err(error) => Next::Report(Report::GaveUp(Verdict::Failed(error))),
                 }
             }
@@ -119,13 +121,14 @@ impl<'e> MorePermits<'e> {
             Event::Closed => Next::Report(Report::Closed),
         }
     }
-}
 
-fn waits(pause: Duration, anew: bool) -> Next {
-    Next::Wait {
-        pause,
-        at_most: LONGEST_SLEEP,
-        anew,
+    fn waits(&self, pause: Duration, anew: bool, now: Moment) -> Next {
+        let listens_from = now + pause;
+        let at_most = match self.rules.until.map(|until| self.evidence.last_look(until)) {
+            Some(last_look) if listens_from < last_look => LONGEST_SLEEP.min(last_look.since(listens_from)),
+            _ => LONGEST_SLEEP,
+        };
+        Next::Wait { pause, at_most, anew }
     }
 }
 
@@ -181,9 +184,10 @@ mod tests {
             wants: 3,
             patience: Duration::from_secs(3),
             started: START,
+            until: None,
         };
         let mut machine = MorePermits::new(rules, &mut evidence);
-        assert_eq!(said(&machine.begin()), "pause 0");
+        assert_eq!(said(&machine.begin(START)), "pause 0");
         for (row, (now, event, follows)) in rows.into_iter().enumerate() {
             let next = machine.handle(event.clone(), START + Duration::from_millis(now));
             assert_eq!(said(&next), follows, "row {row}: {event:?}");
@@ -211,6 +215,31 @@ mod tests {
         ] {
             run(vec![(0, Event::Due, "ask"), (1, counted(free, held), follows)]);
         }
+    }
+
+    #[test]
+    fn call_looks_once_more_before_its_wait_is_over() {
+        let ms = Duration::from_millis;
+        let mut evidence = Evidence::default();
+        let rules = Rules {
+            wants: 3,
+            patience: ms(3000),
+            started: START,
+            until: Some(START + ms(20_000)),
+        };
+        let mut machine = MorePermits::new(rules, &mut evidence);
+        let mut asks = |at: u64| {
+            let at = START + ms(at);
+            machine.handle(Event::Due, at);
+            match machine.handle(counted(2, 0), at) {
+                Next::Wait { pause, at_most, .. } => at + pause + at_most,
+                next => panic!("{next:?}"),
+            }
+        };
+        let last_look = asks(0);
+        assert!((START + ms(19_000)..START + ms(20_000)).contains(&last_look));
+        // From then on the end of the wait comes first.
+        assert!(asks(19_900) > START + ms(20_000));
     }
 
     #[test]

@@ -280,17 +280,18 @@ impl<G: AcquireTarget> Wait<'_, G> {
         if shared.waiters.of(&of).any(&of) || shared.fairness.is_pending(&of) {
             return Ok(None);
         }
-        self.now(self.target.attempt(0, None, Announce::Nothing), evidence)
+        let asked = clock::now();
+        self.now(asked, self.target.attempt(0, None, Announce::Nothing), evidence)
             .await
     }
 
-    /// Returns what the store grants at once. A call that is refused, or not answered, waits to become the queue head.
+    /// Returns what the store grants at once to a request that was made then. A call that is refused, or not answered, waits to become the queue head.
     async fn now(
         &self,
+        asked: Instant,
         outcome: impl Future<Output = Result<AttemptOutcome<G::Got>, StoreError>>,
         evidence: &mut Evidence,
     ) -> Result<Option<G::Got>, Error> {
-        let asked = clock::now();
         evidence.asks(Moment::of(asked));
         let outcome = tokio::select! {
             biased;
@@ -397,12 +398,13 @@ impl<G: AcquireTarget> Wait<'_, G> {
                     None
                 }
                 Queued::ReadersEnter(head) => {
+                    let asked = clock::now();
                     let outcome = self.target.attempt(0, None, Announce::Nothing);
                     // The request of the next waiter here is sent together with this one. Refused, this one joins again as
                     // one that has come since.
                     drop((head, entry));
                     at = JoinAt::End(None);
-                    self.now(outcome, evidence).await?
+                    self.now(asked, outcome, evidence).await?
                 }
             };
             if let Some(got) = got.filter(G::is_held) {

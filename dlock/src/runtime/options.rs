@@ -319,6 +319,15 @@ impl Options {
                         "with permits: use either the store's total, or a limit for each acquire",
                     ));
                 }
+                if let Some(limit) = permits.limit.filter(|limit| (1..permits.amount).contains(limit)) {
+                    return Err(Error::InvalidOption {
+                        option: "acquire_many",
+                        reason: format!(
+                            "{} permits of a semaphore with a limit of {limit}: they can never be had at once",
+                            permits.amount
+                        ),
+                    });
+                }
                 // Unowned permits are one number.
                 if self.kind == Kind::Permit {
                     let remedy = "let one permit stand for more";

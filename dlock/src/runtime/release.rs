@@ -33,7 +33,7 @@ use crate::runtime::emit::Event;
 use crate::runtime::emit::meter::Ended;
 use crate::runtime::grants::{Grant, Leaving};
 use crate::runtime::waiters::KeptSubscription;
-use crate::store::{AcquireReply, Outcome, ReleaseRequest, StoreError};
+use crate::store::{AcquireReply, Kind, Outcome, ReleaseRequest, StoreError};
 use crate::{Error, LockKey};
 
 /// What the worker runs.
@@ -355,8 +355,8 @@ impl Handle {
         let going_on = match is_awaited {
             // A caller that does not poll its release must not delay the waiter.
             true => {
-                let key = grant.key.clone();
-                let ended = move || Err(unknown(&key, RUNTIME_ENDED.to_owned()));
+                let (kind, key) = (grant.kind, grant.key.clone());
+                let ended = move || Err(unknown(kind, &key, RUNTIME_ENDED.to_owned()));
                 GoingOn::AtWorker(self.leave_to_worker(self.run_counted(counted, sent), ended))
             }
             false => GoingOn::Here(Some((sent, counted))),
@@ -463,18 +463,18 @@ impl AwaitedReply {
         let begin = || Patience::begin(shared, cx.waker());
         let patience = self.patience.get_or_insert_with(begin);
         let is_over = patience.poll(cx).is_ready();
-        let key = &self.grant.key;
+        let Grant { kind, key, .. } = &*self.grant;
         // Only now: a caller that waits by then is woken.
         if shared.has_lost_its_runtime() {
-            return Poll::Ready(Err(unknown(key, RUNTIME_ENDED.to_owned())));
+            return Poll::Ready(Err(unknown(*kind, key, RUNTIME_ENDED.to_owned())));
         }
         if !is_over {
             return Poll::Pending;
         }
         let patience = shared.settings.retry_for;
         Poll::Ready(Err(match self.grant.release_failure(self.began) {
-            Some(error) => error.into_error("the release of lock", key),
-            None => unknown(key, format!("the store has not answered for {patience:?}")),
+            Some(error) => error.into_error(&format!("the release of {}", kind.noun()), key),
+            None => unknown(*kind, key, format!("the store has not answered for {patience:?}")),
         }))
     }
 }
@@ -502,9 +502,9 @@ impl Drop for Releasing {
 
 const RUNTIME_ENDED: &str = "the client's runtime has ended";
 
-fn unknown(key: &LockKey, message: String) -> Error {
+fn unknown(kind: Kind, key: &LockKey, message: String) -> Error {
     Error::OutcomeUnknown {
-        what: format!("the release of lock \"{key}\""),
+        what: format!("the release of {} \"{key}\"", kind.noun()),
         message,
         source: None,
     }

@@ -498,7 +498,7 @@ impl Shared {
         grant.tell_renewed();
         match failed {
             Some(error) if grant.status() != HoldState::Lost(Loss::Gone) => {
-                Err(error.into_error("the renewal of lock", &grant.key))
+                Err(error.into_error(&format!("the renewal of {}", grant.kind.noun()), &grant.key))
             }
             _ => Ok(()),
         }

@@ -12,13 +12,17 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use dlock::{Held, LockClient};
 use dlock_tests::{Log, watched};
-use dlock_tower::key::{ExtractKey, each_of, header, json_field, method_and_path, path, path_param};
+use dlock_tower::key::{
+    ExtractKey, each_of, extension, header, json_field, method_and_path, path, path_param,
+};
 use dlock_tower::lock::RequestLocks;
 use dlock_tower::{HeldLock, LockLayer, NotStarted};
 use http::{Method, StatusCode};
 use http_body_util::BodyExt;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tower::{Layer, ServiceExt};
+
+use crate::tower_support::pair;
 
 /// A handler that tells which key it runs under.
 async fn key(held: Option<HeldLock>) -> String {
@@ -222,6 +226,92 @@ mod path_parameters {
         assert_eq!(status, 400);
         assert!(problem.contains("urn:dlock:problem:invalid-key"), "{problem}");
         assert_eq!(got(&app, "/accounts/%7B7%7D").await.0, 400);
+    }
+}
+
+mod extensions {
+    use super::*;
+
+    #[derive(Debug, Clone)]
+    struct User {
+        tenant: &'static str,
+    }
+
+    /// Stands for an authentication, which public paths do not need.
+    async fn authenticate(mut request: Request, next: axum::middleware::Next) -> Response {
+        if request.uri().path() != "/health" {
+            request.extensions_mut().insert(User { tenant: "acme" });
+        }
+        next.run(request).await
+    }
+
+    fn by_tenant() -> dlock_tower::key::Key<impl ExtractKey<Body> + Clone> {
+        extension(|user: &User| user.tenant).prefix("tenant:")
+    }
+
+    fn routes() -> Router {
+        Router::new()
+            .route("/import", get(key))
+            .route("/health", get(key))
+    }
+
+    #[tokio::test]
+    async fn layer_inside_of_the_authentication_locks_what_the_extension_names() {
+        let (here, elsewhere) = pair().await;
+        let app = routes()
+            .layer(LockLayer::new(here, by_tenant()).try_once())
+            .layer(axum::middleware::from_fn(authenticate));
+        assert_eq!(got(&app, "/import").await, said("tenant:acme"));
+        let guard = elsewhere.lock("tenant:acme").acquire().await.unwrap();
+        assert_eq!(got(&app, "/import").await.0, 423);
+        guard.release().await.unwrap();
+        assert_eq!(got(&app, "/import").await, said("tenant:acme"));
+    }
+
+    /// In axum this is the order that is written by mistake.
+    #[tokio::test]
+    async fn layer_outside_of_the_authentication_runs_no_handler() {
+        async fn handler() -> String {
+            panic!("the handler runs without its lock")
+        }
+        let log = Log::default();
+        let _listening = log.listen();
+        let app = Router::new()
+            .route("/import", get(handler))
+            .layer(axum::middleware::from_fn(authenticate))
+            .layer(layer(by_tenant()));
+        let (status, problem) = got(&app, "/import").await;
+        assert_eq!(status, 500);
+        assert!(problem.contains("urn:dlock:problem:internal"), "{problem}");
+        assert!(!problem.contains("User"), "{problem}");
+        let name = std::any::type_name::<User>();
+        let says = format!(
+            "the request has no extension `{name}` to take a lock's key from: put the lock layer inside"
+        );
+        assert_eq!((log.count("ERROR"), log.count(&says)), (1, 1), "{log:?}");
+    }
+
+    #[tokio::test]
+    async fn request_without_the_extension_is_our_mistake_unless_it_is_optional() {
+        let app = routes()
+            .layer(layer(by_tenant()))
+            .layer(axum::middleware::from_fn(authenticate));
+        let (status, problem) = got(&app, "/health").await;
+        assert_eq!(status, 500);
+        assert!(problem.contains("urn:dlock:problem:internal"), "{problem}");
+        let log = Log::default();
+        let _listening = log.listen();
+        let app = routes()
+            .layer(layer(by_tenant().optional()))
+            .layer(axum::middleware::from_fn(authenticate));
+        assert_eq!(got(&app, "/health").await, said("no lock"));
+        assert_eq!(got(&app, "/import").await, said("tenant:acme"));
+        let app = routes()
+            .layer(layer(by_tenant().or(path())))
+            .layer(axum::middleware::from_fn(authenticate));
+        assert_eq!(got(&app, "/health").await, said("/health"));
+        assert_eq!(got(&app, "/import").await, said("tenant:acme"));
+        assert_eq!(log.count("ERROR"), 0);
     }
 }
 

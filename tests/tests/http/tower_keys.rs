@@ -5,7 +5,8 @@ use std::convert::Infallible;
 use bytes::Bytes;
 use dlock::{Held, LockClient};
 use dlock_tower::key::{
-    ExtractKey, Found, Key, all_of, each_of, fixed, from_fn, header, json_field, method_and_path, path, query,
+    ExtractKey, Found, Key, all_of, each_of, extension, fixed, from_fn, header, json_field, method_and_path,
+    path, query,
 };
 use dlock_tower::{LockLayer, NotStarted, Rejection};
 use http::{HeaderMap, Request, Response};
@@ -359,6 +360,74 @@ async fn closures() {
     refused(key_of(key, get("/")).await, 400, "brace");
     let key = from_fn(|_| Err::<String, _>(Rejection::new(http::StatusCode::FORBIDDEN, "not you")));
     refused(key_of(key, get("/")).await, 403, "not you");
+}
+
+/// Keys from what a layer outside has added to the request.
+mod extensions {
+    use super::*;
+    use std::sync::Arc;
+
+    #[derive(Debug, Clone)]
+    struct User(&'static str);
+
+    fn from<T: Clone + Send + Sync + 'static>(value: T) -> Request<Full<Bytes>> {
+        let mut request = get("/?id=7");
+        request.extensions_mut().insert(value);
+        request
+    }
+
+    #[tokio::test]
+    async fn closure_returns_what_other_key_closures_return() {
+        let name = || extension(|user: &User| user.0.to_owned());
+        assert_eq!(key_of(name(), from(User("ann"))).await, some("ann"));
+        assert_eq!(
+            key_of(name().prefix("user:"), from(User("ann"))).await,
+            some("user:ann")
+        );
+        assert_eq!(key_of(name().parsed::<u64>(), from(User("007"))).await, some("7"));
+        let both = all_of((name(), query("id")));
+        assert_eq!(key_of(both, from(User("ann"))).await, some("ann:7"));
+        refused(key_of(name(), from(User(""))).await, 400, "empty");
+        refused(key_of(name(), from(User("{"))).await, 400, "brace");
+
+        let admin = extension(|user: &User| (user.0 != "root").then_some(user.0));
+        assert_eq!(key_of(admin.clone(), from(User("ann"))).await, some("ann"));
+        assert_eq!(key_of(admin, from(User("root"))).await, Ok(None));
+        let several = extension(|user: &User| vec!["all", user.0]);
+        let (_, found) = several.extract(from(User("ann"))).await.unwrap();
+        assert!(matches!(found, Found::Keys(keys) if keys.len() == 2));
+        let forbidden =
+            || extension(|_: &User| Err::<String, _>(Rejection::new(http::StatusCode::FORBIDDEN, "not you")));
+        refused(key_of(forbidden(), from(User("ann"))).await, 403, "not you");
+        refused(
+            key_of(forbidden().optional(), from(User("ann"))).await,
+            403,
+            "not you",
+        );
+    }
+
+    /// A layer of the service has not added it: clients cannot correct that, and the handler does not run unlocked.
+    #[tokio::test]
+    async fn absent_extension_is_a_mistake_of_the_service() {
+        let name = || extension(|user: &User| user.0);
+        let set_up = "made a mistake in its set-up";
+        refused(key_of(name(), get("/")).await, 500, set_up);
+        refused(key_of(name().prefix("user:"), get("/")).await, 500, set_up);
+        refused(key_of(name(), from(Arc::new(User("ann")))).await, 500, set_up);
+        refused(
+            key_of(all_of((query("id"), name())), get("/?id=7")).await,
+            500,
+            set_up,
+        );
+        refused(
+            key_of(each_of((query("id"), name())), get("/?id=7")).await,
+            500,
+            set_up,
+        );
+        assert_eq!(key_of(name().optional(), get("/")).await, Ok(None));
+        assert_eq!(key_of(name().or(query("id")), get("/?id=7")).await, some("7"));
+        assert!(format!("{:?}", name()).contains("User"));
+    }
 }
 
 #[tokio::test]

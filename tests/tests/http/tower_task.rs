@@ -368,6 +368,19 @@ async fn limit_and_number_of_permits_are_not_given_together() {
         matches!(both, Err(Error::InvalidOption { option: "limit", .. })),
         "{both:?}"
     );
+    // They could never be had, and whoever comes next would wait behind them.
+    let more = client.semaphore("t").limit(3).acquire_many(4).await;
+    assert!(
+        matches!(
+            more,
+            Err(Error::InvalidOption {
+                option: "acquire_many",
+                ..
+            })
+        ),
+        "{more:?}"
+    );
+    drop(client.semaphore("t").limit(3).acquire_many(3).await.unwrap());
     // On one name both bind.
     client.semaphore("t").set_permits(1).await.unwrap();
     let limit = client.semaphore("t").limit(3);

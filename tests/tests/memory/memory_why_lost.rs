@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use dlock::operations::LossReason;
+use dlock::operations::{LockEventKind, LossReason};
 use dlock::stores::memory::MemoryStore;
-use dlock::{LockClient, Loss};
+use dlock::{Error, LockClient, Loss};
 use dlock_tests::{Log, Watched, paused};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::time::{advance, sleep};
@@ -82,6 +82,34 @@ fn lease_that_ran_out_says_whether_store_process_or_work_was_late() {
             sleep(MS).await;
             assert_eq!(view.why_lost().await, Some(LossReason::Released));
         });
+    });
+}
+
+#[test]
+fn release_that_comes_too_late_and_its_event_name_the_same_loss() {
+    paused(async {
+        let (watched, client) = client(MemoryStore::new()).await;
+        watched.seen().late_releases.store(3000, SeqCst);
+        let mut events = client.events();
+        let lock = client.lock("k").lease(LEASE);
+        for (lock, loss, reason) in [
+            (lock.clone().max_hold(5 * SEC), Loss::MaxHold, LossReason::MaxHold),
+            (lock.fixed_lease(5 * SEC), Loss::Expired, LossReason::Expired),
+        ] {
+            let guard = lock.acquire().await.unwrap();
+            sleep(4 * SEC).await;
+            let late = guard.release().await;
+            assert!(
+                matches!(late, Err(Error::Lost { loss: told, .. }) if told == loss),
+                "{late:?}"
+            );
+            let told = loop {
+                if let LockEventKind::Lost { reason, .. } = events.next().await.unwrap().what {
+                    break reason;
+                }
+            };
+            assert_eq!(told, reason);
+        }
     });
 }
 

@@ -147,6 +147,32 @@ async fn a_user_with_one_permission_less_cannot() {
     .await;
 }
 
+/// A client that is connected notices it at its next acquire by a script, which nothing repeats.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn time_that_is_forbidden_later_refuses_acquires_at_once() {
+    let store = server().await;
+    allow(&store, NEEDED.iter()).await;
+    let client = client(&store).await.unwrap();
+    let acquire = async |n: usize| client.lock(format!("shop:{n}")).acquire().await;
+    drop(acquire(0).await.unwrap());
+    store
+        .as_server()
+        .command(&["ACL", "SETUSER", "svc", "-time"])
+        .await;
+    let alone = acquire(1).await;
+    let together = join_all((2..10).map(acquire)).await;
+    for refused in together.into_iter().chain([alone]) {
+        let error = refused.map(drop).unwrap_err();
+        assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+        assert!(error.to_string().contains("ACL SETUSER"), "{error}");
+    }
+    store
+        .as_server()
+        .command(&["ACL", "SETUSER", "svc", "+time"])
+        .await;
+    drop(acquire(1).await.unwrap());
+}
+
 /// The lines of the doctor are for its own keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn doctor_names_each_permission_that_locks_lack() {

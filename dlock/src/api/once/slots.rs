@@ -104,7 +104,8 @@ impl Slots {
     /// # Errors
     ///
     /// See [`OnceError`]. After any error the next call waits for the next slot; if no slot had begun, as where an option is
-    /// invalid or the store's clock could not be read, a second or a period after the error, and 100 ms at least.
+    /// invalid or the store's clock could not be read, a second or a period after the error, and 100 ms at least. Outside of tokio it cannot sleep once the client has ended: end the
+    /// loop at [`Error::ClientClosed`](crate::Error::ClientClosed) and [`Error::Draining`](crate::Error::Draining).
     ///
     /// # Cancel safety
     ///

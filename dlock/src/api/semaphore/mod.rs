@@ -142,7 +142,8 @@ impl Semaphore {
     /// compares it inside the acquire with the number of permits held at that moment, and **stores no total**: a
     /// changed limit applies from the next acquire on, nothing stored can contradict it, and nothing remains of a name
     /// whose permits were all released. Use it instead of [`permits`](Self::permits); both together are an invalid
-    /// option. A limit of 0 admits nothing.
+    /// option. More permits at once than the limit are an invalid option, too. A limit of 0 admits nothing: such a call waits
+    /// for as long as its [`wait`](Self::wait) lasts, or for ever, and so do those that come after it in its process.
     ///
     /// Each acquire uses its own limit. While processes use different limits, as during a roll-out, the number of held
     /// permits stays within the largest, and a process with a smaller limit acquires none while its limit is reached. A

@@ -34,9 +34,10 @@ impl<G: AcquireTarget> Wait<'_, G> {
             wants: wanted,
             patience: self.patience(),
             started: Moment::of(self.started),
+            until: self.until.map(Moment::of),
         };
         let mut machine = MorePermits::new(rules, evidence);
-        let mut next = machine.begin();
+        let mut next = machine.begin(Moment::now());
         loop {
             let event = match next {
                 Next::Wait { pause, at_most, anew } => {

@@ -221,17 +221,19 @@ impl Grant {
         }
     }
 
+    /// How it was lost if the lease was over before the store released it.
+    pub(crate) fn loss_by_late_release(&self) -> Loss {
+        self.state.lock().grant.loss_at_deadline(&self.terms())
+    }
+
     /// Why the lease was over before the store released it.
     pub(crate) fn why_released_late(&self) -> LossReason {
-        let deadline = Moment::of(self.deadline());
-        if self.terms().ends_with_max_hold(deadline) {
-            return LossReason::MaxHold;
-        }
-        if !self.renewed {
-            return LossReason::Expired;
+        let loss = self.loss_by_late_release();
+        if loss != Loss::Expired || !self.renewed {
+            return LossReason::of(loss);
         }
         // Failures before the last successful renewal are not the reason.
-        let renewed = deadline.earlier_by(self.lease());
+        let renewed = Moment::of(self.deadline()).earlier_by(self.lease());
         let (signals, _) = self.signals();
         let failure = signals.failure.lock();
         match failure.as_ref().filter(|(at, _)| *at > renewed) {

@@ -123,7 +123,10 @@ impl SentRelease {
                         ReleaseReport::RanOut | ReleaseReport::Failed(_) => grant.tell_held(Ended::Lost),
                     }
                 }
-                ControlFlow::Break(reported(&shared.meter, report, request))
+                let late = held
+                    .as_ref()
+                    .map_or(Loss::Expired, |(grant, _)| grant.loss_by_late_release());
+                ControlFlow::Break(reported(&shared.meter, report, request, late))
             }
             ReleaseAction::Repeat { pause, failure } => {
                 Event::ReleaseRepeated {
@@ -149,7 +152,11 @@ impl Future for SentRelease {
         loop {
             if let Some(pause) = &mut this.pause {
                 if !ready!(pause.as_mut().poll(cx)) {
-                    return Poll::Ready(Err(unknown(&this.request.key, RUNTIME_ENDED.to_owned())));
+                    return Poll::Ready(Err(unknown(
+                        this.request.kind,
+                        &this.request.key,
+                        RUNTIME_ENDED.to_owned(),
+                    )));
                 }
                 this.pause = None;
                 this.send_again();
@@ -242,8 +249,8 @@ fn call_release(shared: &Shared, key: &LockKey, request: ReleaseRequest) -> Stor
     called(key, || store.release(request))
 }
 
-/// The result for the caller of a release, counted.
-fn reported(meter: &Meter, report: ReleaseReport, request: &ReleaseRequest) -> Result<(), Error> {
+/// The result for the caller of a release, counted. `late` is the loss if it came after the end of the lease.
+fn reported(meter: &Meter, report: ReleaseReport, request: &ReleaseRequest, late: Loss) -> Result<(), Error> {
     let ReleaseRequest { kind, key, grant, .. } = request;
     let lost = |loss| Error::Lost {
         kind: *kind,
@@ -253,8 +260,12 @@ fn reported(meter: &Meter, report: ReleaseReport, request: &ReleaseRequest) -> R
     match report {
         ReleaseReport::Released | ReleaseReport::ReleasedBefore => Ok(()),
         ReleaseReport::Gone => Err(lost(Loss::Gone)),
-        ReleaseReport::Expired => Err(lost(Loss::Expired)),
-        ReleaseReport::RanOut => Err(unknown(key, "its lease expired in the meantime".to_owned())),
+        ReleaseReport::Expired => Err(lost(late)),
+        ReleaseReport::RanOut => Err(unknown(
+            *kind,
+            key,
+            "its lease expired in the meantime".to_owned(),
+        )),
         ReleaseReport::Failed(error) => {
             Event::ReleaseFailed {
                 meter,
@@ -263,7 +274,7 @@ fn reported(meter: &Meter, report: ReleaseReport, request: &ReleaseRequest) -> R
                 error: &error,
             }
             .emit();
-            Err(error.into_error("the release of lock", key))
+            Err(error.into_error(&format!("the release of {}", kind.noun()), key))
         }
     }
 }

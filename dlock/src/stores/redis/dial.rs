@@ -32,6 +32,7 @@ pub(super) struct Trial(Option<(Dialer, SocketAddr)>);
 
 impl Trial {
     /// For a server with a single address.
+    #[cfg(unix)]
     pub(super) fn none() -> Trial {
         Trial(None)
     }

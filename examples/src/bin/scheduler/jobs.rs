@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use dlock::Held;
 use futures_util::future::join_all;
 use tokio::process::{Child, Command};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::args::Job;
 use crate::ledger::{Ledger, Refusal};
@@ -35,7 +35,14 @@ async fn repeat(job: &Job, ledger: &Ledger, term: &Held) {
             true => ledger.begin_again(name, slot, token).await,
         };
         match begun {
-            Ok(()) => execute(job, slot, token).await,
+            Ok(()) => {
+                let begun = Instant::now();
+                execute(job, slot, token).await;
+                if begun.elapsed() < job.every && self::slot(job.every).0 > slot {
+                    // The next period has begun, and is late, but the run was no longer than one.
+                    continue;
+                }
+            }
             Err(Refusal::Begun(last)) if is_ahead(last, slot, job.every) => {
                 if std::mem::replace(&mut told_of, last) != last {
                     tracing::warn!(

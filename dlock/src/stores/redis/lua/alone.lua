@@ -4,7 +4,8 @@ local short = ARGV[1]
 -- How long the lock is still held, -2 if it is free.
 local left
 if short == 'acquire' or short == 'queue' then
-  look_at_the_clock()
+  local failure = look_at_the_clock()
+  if failure then return failure end
   local key, late, grant, lease, tokens = KEYS[2], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
   local wanted = tokens + 0
   left = ask('PTTL', key)

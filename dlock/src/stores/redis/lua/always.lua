@@ -81,8 +81,10 @@ local REACH = 5000
 local LEAST = 1000000000000000
 -- The server time in µs, and its text. Lua prints large numbers as 1.79e+15, and printing one is slow.
 local now, now_text
+-- Returns the error to answer the whole call with, if the time is forbidden.
 local function look_at_the_clock()
-  local time = redis.call('TIME')
+  local time = ask('TIME')
+  if time.err then return { err = 'NOPERM TIME: ' .. time.err } end
   local seconds, micros = time[1], time[2]
   now = seconds * 1000000 + micros
   now_text = seconds .. string.sub('000000', #micros + 1) .. micros

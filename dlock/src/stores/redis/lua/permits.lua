@@ -75,7 +75,7 @@ local function add_permit_steps()
   -- Frees the permits whose leases have ended.
   local function free_expired(semaphore)
     local expired = ask('ZCOUNT', semaphore.held_key, '-inf', now_ms)
-    if is_wrong_type(expired) then error({ taken = type_of(semaphore.held_key) }) end
+    if is_wrong_type(expired) then error({ taken = type_of(semaphore.held_key) .. ' at ' .. semaphore.held_key }) end
     if is_error(expired) then error({ failed = expired.err }) end
     if expired == 0 then return end
     local count = math.min(expired, MOST)
@@ -188,7 +188,7 @@ local function add_permit_steps()
   -- there is no order: the first request gets it.
   local function queue_of(semaphore)
     local fields = ask('HGETALL', semaphore.queue_key)
-    if is_wrong_type(fields) then error({ taken = type_of(semaphore.queue_key) }) end
+    if is_wrong_type(fields) then error({ taken = type_of(semaphore.queue_key) .. ' at ' .. semaphore.queue_key }) end
     if is_error(fields) then error({ failed = fields.err }) end
     local queue, most = {}, 1
     for at = 1, #fields, 2 do

@@ -1,6 +1,7 @@
     -- The end of the loop of run.lua: what the three steps there do seldom, and all others.
     if not parts then
-      if not now then look_at_the_clock() end
+      -- Steps before may have been done.
+      if not now and look_at_the_clock() then redis.call('TIME') end
       parts = rare()
     end
     if what == 'acquire' then

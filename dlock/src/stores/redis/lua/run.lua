@@ -3,7 +3,11 @@
 local in_cluster = ARGV[4] == '1'
 -- Acquires from the present one on, the present one not counted any more.
 local acquires = tonumber(ARGV[2])
-if acquires > 0 and not now then look_at_the_clock() end
+if acquires > 0 and not now then
+  -- Nothing has been done yet.
+  local failure = look_at_the_clock()
+  if failure then return failure end
+end
 -- The next fencing token, and the last of those that were reserved for the acquires of this call.
 local token, last
 -- Whether this server, as a member of a quorum, has no say in the acquire that comes next.

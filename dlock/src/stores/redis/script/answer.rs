@@ -350,13 +350,14 @@ fn read_record(name: &str, words: &Words<'_>) -> Result<Option<Answer>, StoreErr
     }))
 }
 
-/// The key holds something other than a lock of this kind.
+/// The key holds something other than a lock of this kind; or another key of the lock does, which is named.
 fn taken(found: &str) -> StoreError {
-    let article = match found {
-        "hash" => "other data (a hash)".to_owned(),
+    let (kind, at) = found.split_at(found.find(" at ").unwrap_or(found.len()));
+    let article = match kind {
+        "hash" => format!("other data (a hash{at})"),
         // This user may not ask.
-        "unknown" => "other data".to_owned(),
-        found => format!("a {found}"),
+        "unknown" => format!("other data{at}"),
+        kind => format!("a {kind}{at}"),
     };
     let message = format!("the key holds {article}");
     StoreError::not_done(Reason::KeyTaken(article), message)
