@@ -294,7 +294,10 @@ impl fmt::Display for Error {
                 failures.len(),
                 listed(failures)
             ),
-            Error::ClientClosed => write!(f, "the lock client is shut down"),
+            Error::ClientClosed => write!(
+                f,
+                "the lock client is shut down, or the runtime that built it has ended"
+            ),
             Error::Draining => write!(
                 f,
                 "the lock client is draining: this process begins nothing new, try another one"

@@ -169,7 +169,30 @@ fn every_page_with_samples_of_rust_is_compiled() {
                 compiled.contains(&format!(": \"docs/{name}\",")),
                 "{name} is not compiled"
             );
+            assert_eq!(
+                hidden_lines(&page),
+                [""; 0],
+                "{name} shows lines that rustdoc would hide"
+            );
         }
     }
     assert!(pages > 10, "{pages}");
+}
+
+/// The lines of samples that only rustdoc hides: whoever reads and copies the page has them.
+fn hidden_lines(page: &str) -> Vec<&str> {
+    let mut in_sample = false;
+    let is_hidden = |line: &&str| {
+        if line.starts_with("```") {
+            in_sample = !in_sample && line.starts_with("```rust");
+        }
+        in_sample && (line.trim() == "#" || line.trim().starts_with("# "))
+    };
+    page.lines().filter(is_hidden).collect()
+}
+
+#[test]
+fn lines_that_only_rustdoc_hides_are_found() {
+    let page = "# A\n```rust\n#[a]\n# b\n  #\nc\n```\n```sh\n# d\n```\n# e\n```rust,no_run\n# f\n```\n";
+    assert_eq!(hidden_lines(page), ["# b", "  #", "# f"]);
 }
