@@ -161,19 +161,33 @@ const ERRORS: [Explained; 22] = [
     ),
 ];
 
-/// Prints the explanation of a code, or all codes without one.
-pub(crate) fn explain(code: Option<&str>, json: bool) -> Result<ExitCode, String> {
-    let found: Vec<_> = match code {
-        None => ERRORS.iter().collect(),
-        Some(code) => {
-            let code = code.trim_start_matches("dlock::").to_uppercase();
-            ERRORS.iter().filter(|error| error.0 == code).collect()
-        }
+/// Returns the error's name in the library, which its meaning ends with.
+fn name(error: &Explained) -> &'static str {
+    let name = error.1.rsplit_once('(').map_or("", |(_, name)| name);
+    name.trim_end_matches(").")
+}
+
+/// Returns the error of a code or a name, in any case, as in `E0001`, `dlock::E0001` or `Error::NotAcquired`.
+fn find(error: &str) -> Option<&'static Explained> {
+    let wanted = error.rsplit("::").next()?;
+    let is_it = |error: &&Explained| {
+        [error.0, name(error)]
+            .iter()
+            .any(|it| it.eq_ignore_ascii_case(wanted))
     };
-    if let (Some(code), true) = (code, found.is_empty()) {
-        let code = crate::look::clean(code);
+    ERRORS.iter().find(is_it)
+}
+
+/// Prints the explanation of an error, by its code or its name, or of all errors without one.
+pub(crate) fn explain(error: Option<&str>, json: bool) -> Result<ExitCode, String> {
+    let found: Vec<_> = match error {
+        None => ERRORS.iter().collect(),
+        Some(error) => find(error).into_iter().collect(),
+    };
+    if let (Some(error), true) = (error, found.is_empty()) {
+        let error = crate::look::clean(error);
         return Err(format!(
-            "no error has the code {code}: `dlock explain` lists all of them"
+            "no error has the code or the name {error}: `dlock explain` lists all of them"
         ));
     }
     for (code, says, cause, remedy) in found {
@@ -206,11 +220,31 @@ mod tests {
             Error::Draining,
         ] {
             let explained = ERRORS.iter().find(|explained| explained.0 == error.code());
-            let name = format!("({error:?})");
-            assert!(
-                explained.is_some_and(|explained| explained.1.contains(&name)),
-                "{error}"
-            );
+            assert_eq!(explained.map(name), Some(&*format!("{error:?}")));
+        }
+    }
+
+    #[test]
+    fn error_is_found_by_its_code_and_its_name() {
+        for error in &ERRORS {
+            let (code, name) = (error.0, name(error));
+            assert!(name.starts_with(char::is_uppercase), "{code}: {name}");
+            assert!(name.chars().all(char::is_alphabetic), "{code}: {name}");
+            for wanted in [code, name] {
+                let spellings = [
+                    wanted.to_owned(),
+                    wanted.to_lowercase(),
+                    wanted.to_uppercase(),
+                    format!("dlock::{wanted}"),
+                    format!("dlock::Error::{wanted}"),
+                ];
+                for spelling in spellings {
+                    assert_eq!(find(&spelling).map(|found| found.0), Some(code), "{spelling}");
+                }
+            }
+        }
+        for unknown in ["", "E9999", "E1", "dlock::", "NotAcquire", "NotAcquired)"] {
+            assert!(find(unknown).is_none(), "{unknown:?}");
         }
     }
 }

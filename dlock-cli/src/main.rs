@@ -60,10 +60,11 @@ enum Command {
     /// One of the processes of a measurement; started by `bench`.
     #[command(hide = true)]
     BenchWorker,
-    /// Explain an error by its code, as in E0007; all errors without one. Exit status: 0, or 2 for an unknown code.
+    /// Explain an error by its code or its name, as in E0007 or Refused; all errors without one. Exit status: 0, or 2 for
+    /// an unknown error.
     Explain {
-        /// The code at the end of an error.
-        code: Option<String>,
+        /// The code at the end of an error, or the name of a `dlock::Error`, in any case.
+        error: Option<String>,
         /// One JSON object per error, one per line.
         #[arg(long)]
         json: bool,
@@ -105,7 +106,7 @@ fn carry_out(args: Args) -> Result<ExitCode, String> {
         Command::BenchWorker => bench::run_worker(),
         Command::Look(look) => look::run(url()?, look),
         Command::Doctor(doctor) => doctor::run(url()?, &doctor),
-        Command::Explain { code, json } => explain::explain(code.as_deref(), json),
+        Command::Explain { error, json } => explain::explain(error.as_deref(), json),
         Command::Completions { shell } => pages::completions(Args::command(), shell),
         Command::Man { command } => pages::man(Args::command(), &command),
     }

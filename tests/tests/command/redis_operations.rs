@@ -687,7 +687,16 @@ async fn completions_manual_and_explanations_are_printed() {
     assert_eq!(code(&dlock("redis://nowhere", &["man", "record", "no"]).await), 2);
     let output = dlock("redis://nowhere", &["explain", "E0007"]).await;
     assert!(String::from_utf8_lossy(&output.stdout).contains("remedy"));
-    assert_eq!(code(&dlock("redis://nowhere", &["explain", "E9999"]).await), 2);
+    let by_name = dlock("redis://nowhere", &["explain", "refused"]).await;
+    assert_eq!(by_name.stdout, output.stdout);
+    for unknown in ["E9999", "NotAcquire"] {
+        let output = dlock("redis://nowhere", &["explain", unknown]).await;
+        assert_eq!(code(&output), 2, "{output:?}");
+        assert!(
+            String::from_utf8_lossy(&output.stderr).contains(unknown),
+            "{output:?}"
+        );
+    }
 }
 
 #[tokio::test]

@@ -169,30 +169,63 @@ fn every_page_with_samples_of_rust_is_compiled() {
                 compiled.contains(&format!(": \"docs/{name}\",")),
                 "{name} is not compiled"
             );
-            assert_eq!(
-                hidden_lines(&page),
-                [""; 0],
-                "{name} shows lines that rustdoc would hide"
-            );
         }
     }
     assert!(pages > 10, "{pages}");
 }
 
-/// The lines of samples that only rustdoc hides: whoever reads and copies the page has them.
-fn hidden_lines(page: &str) -> Vec<&str> {
-    let mut in_sample = false;
-    let is_hidden = |line: &&str| {
-        if line.starts_with("```") {
-            in_sample = !in_sample && line.starts_with("```rust");
-        }
-        in_sample && (line.trim() == "#" || line.trim().starts_with("# "))
+/// Only rustdoc hides a line that begins with `# `: a reader of the file sees it, and a copy of the sample has it.
+#[test]
+fn samples_of_pages_and_packages_show_all_of_their_lines() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let files = |folder: &str| {
+        let entries = std::fs::read_dir(root.join(folder)).unwrap();
+        entries.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
     };
-    page.lines().filter(is_hidden).collect()
+    let packages = [vec![root.clone()], files("."), files("stores")].concat();
+    let readmes = packages.iter().map(|folder| folder.join("README.md"));
+    let (mut samples, mut pages) = (0, files("docs"));
+    pages.extend(readmes.filter(|readme| readme.exists()));
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        let (found, hidden) = samples_and_hidden_lines(&text);
+        assert_eq!(
+            hidden,
+            [""; 0],
+            "{} shows lines that rustdoc hides",
+            page.display()
+        );
+        samples += found;
+    }
+    assert!(samples > 40, "{samples}");
+}
+
+/// The number of samples of Rust, and their lines that rustdoc hides. A block whose fence has only an attribute of rustdoc
+/// is a sample as well.
+fn samples_and_hidden_lines(page: &str) -> (usize, Vec<&str>) {
+    const ATTRIBUTES: [&str; 4] = ["rust", "no_run", "should_panic", "compile_fail"];
+    let (mut samples, mut hidden) = (0, Vec::new());
+    // Of the block that a line is in: whether it is a sample.
+    let mut block = None;
+    for line in page.lines().map(str::trim) {
+        match (line.strip_prefix("```"), block) {
+            (Some(fence), None) => {
+                let is_sample = ATTRIBUTES.contains(&fence.split(',').next().unwrap_or(fence));
+                samples += usize::from(is_sample);
+                block = Some(is_sample);
+            }
+            (Some(_), Some(_)) => block = None,
+            (None, Some(true)) if line == "#" || line.starts_with("# ") => hidden.push(line),
+            (None, _) => {}
+        }
+    }
+    (samples, hidden)
 }
 
 #[test]
 fn lines_that_only_rustdoc_hides_are_found() {
-    let page = "# A\n```rust\n#[a]\n# b\n  #\nc\n```\n```sh\n# d\n```\n# e\n```rust,no_run\n# f\n```\n";
-    assert_eq!(hidden_lines(page), ["# b", "  #", "# f"]);
+    let page = "# A\n```rust\n#[a]\n# b\n  #\nc\n```\n```sh\n# d\n```\n# e\n```rust,no_run\n# f\n```\n\
+                ```no_run\n# g\n```\n# h\n```text\n# i\n```\n";
+    let hidden = vec!["# b", "#", "# f", "# g"];
+    assert_eq!(samples_and_hidden_lines(page), (3, hidden));
 }

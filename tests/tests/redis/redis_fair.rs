@@ -637,6 +637,40 @@ async fn redisson_waiters_behind_ours_keep_their_distance() {
     })
     .await;
     assert_eq!(queue(server).await, [java(3), java(4)]);
+    // Nor do they stand behind what was left of its time.
+    assert!(near(left(server, &java(3)).await.unwrap(), PATIENT));
+    assert!(near(left(server, &java(4)).await.unwrap(), 2 * PATIENT));
+    server.command(&["DEL", QUEUE, TIMES]).await;
+    store.assert_clean(&[&a, &b]).await;
+}
+
+/// Otherwise a waiter of Redisson's that dies keeps its place, and the lock from all others, for as long as has piled up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn places_in_a_queue_of_both_that_is_never_empty_do_not_grow() {
+    let (store, a, b) = setting().await;
+    let server = store.as_server();
+    let order = Order::default();
+    java_takes(server, 1, PATIENT).await;
+    let (mut last, mut next) = waits(server, &a, 1, &order).await;
+    let joins = async |thread: u32, behind: &str| {
+        let until = left(server, behind).await.unwrap() + PATIENT;
+        java_waits(server, thread, until).await;
+    };
+    joins(2, &last).await;
+    for thread in 2..8 {
+        let (id, later) = waits(server, if thread % 2 == 0 { &b } else { &a }, thread, &order).await;
+        last = id;
+        joins(thread + 1, &last).await;
+        java_leaves(server).await;
+        next.await.unwrap();
+        next = later;
+        java_takes(server, thread, PATIENT).await;
+        let longest = left(server, &java(thread + 1)).await.unwrap();
+        assert!(longest < PATIENT + 12_000, "round {thread}: {longest}");
+    }
+    java_leaves(server).await;
+    next.await.unwrap();
+    assert_eq!(*order.lock(), Vec::from_iter(1..8));
     server.command(&["DEL", QUEUE, TIMES]).await;
     store.assert_clean(&[&a, &b]).await;
 }

@@ -16,6 +16,8 @@ if short == 'acquire' or short == 'queue' then
     grant = grant .. ARGV[10]
     waiters = ask('LRANGE', KEYS[3], '0', tokens)
     may_acquire = ARGV[9] == 'fair' and not ARGV[11] and not waiters.err and (not waiters[1] or waiters[1] == grant)
+      -- One of Redisson's right behind gets what is left of its time, in fair.lua.
+      and (not waiters[2] or string.find(waiters[2], '^%x+%-%x+%-8%x%x%x%-'))
     if may_acquire and waiters[2] then
       -- Else fair.lua tidies the end of the queue.
       local id = waiters[wanted + 1] and ask('LINDEX', KEYS[3], '-1') or waiters[#waiters]

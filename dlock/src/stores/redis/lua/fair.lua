@@ -19,9 +19,11 @@
 -- by default, or its wait time) after the time of the waiter before it; when it acquires or gives up, it subtracts its
 -- patience from the times of all others, or of the waiters behind it. So a waiter of dlock adds to PLACE the patience of all
 -- waiters of Redisson before it, and waiters of Redisson behind it move with it. The times of a group, the waiters between
--- two of Redisson's, are nearly equal: so the order of the times shows the groups, without a search in the list.
+-- two of Redisson's, are nearly equal: so the order of the times shows the groups, without a search in the list. When the last of a
+-- group leaves the head for one of Redisson's, what is left of its time is subtracted from all others; otherwise each group
+-- would add to the times of a queue that is never empty, and a dead waiter of Redisson's would keep its position for as long.
 --
--- No step looks at the whole queue, and each removes a bounded number of entries; the next step continues. Redis cannot
+-- Other steps do not look at the whole queue, and each removes a bounded number of entries; the next step continues. Redis cannot
 -- remove an entry from the middle of a list at once, so a waiter of dlock that gives up there is marked: its time gets half
 -- a millisecond. Waiters of dlock ignore it; for Redisson it is an overdue waiter. A separate mark beside the list would
 -- stay when Redisson removes the waiter.
@@ -178,6 +180,31 @@ local function add_fair_steps()
     for _, one in ipairs(moved) do on('ZADD', times, one[1], one[2]) end
   end
 
+  -- What is left of the time of the last of the first waiters, which leave the head, if one of Redisson's is behind them.
+  local function left_behind(queue, times, count, last)
+    if seen.is_calm then return 0 end
+    local next_one = on('LINDEX', queue, count)
+    if not next_one or is_ours(next_one) then return 0 end
+    return math.max(0, math.floor(time_of(times, last) or 0) - now_ms)
+  end
+
+  -- Subtracts it from the times of all that wait. None gets less than a new waiter of dlock, unless it had less.
+  local function close_up(times, gap)
+    local from = 0
+    while gap > 0 do
+      local some, closer = on('ZRANGE', times, from, from + MOST - 1, 'WITHSCORES'), {}
+      for i = 1, #some, 2 do
+        local id, upto = some[i], tonumber(some[i + 1])
+        local its = math.floor(upto)
+        its = math.max(its - gap, math.min(its, now_ms + PLACE))
+        closer[i], closer[i + 1] = digits(its) .. (has_left(id, upto) and '.5' or ''), id
+      end
+      if closer[1] then on('ZADD', times, unpack(closer)) end
+      if #some < 2 * MOST then return end
+      from = from + MOST
+    end
+  end
+
   -- The first waiter whose position is kept for longer than that of a new waiter of dlock: one of Redisson, or one of dlock
   -- that was behind one. nil if there is none.
   local function first_beyond(times, new)
@@ -297,8 +324,10 @@ local function add_fair_steps()
 
   -- Removes the first waiters while another client holds the lock: the release finds the next waiter.
   local function pop(queue, times, grants)
+    local gap = left_behind(queue, times, #grants, grants[#grants])
     on('LTRIM', queue, #grants, -1)
     on('ZREM', times, unpack(grants))
+    close_up(times, gap)
     if not seen.last then
       local last = on('LINDEX', queue, -1)
       if last and is_ours(last) then seen.last = last else seen = {} end
@@ -373,8 +402,10 @@ local function add_fair_steps()
         local behind = those_behind(queue, first and 1 or 0, grant, tokens - 1)
         local token, count = take(tokens, key, lease)
         if first then
+          local gap = left_behind(queue, times, 1, grant)
           on('LTRIM', queue, 1, -1)
           on('ZREM', times, grant)
+          close_up(times, gap)
           tidy_end(queue, times)
         end
         hold(key, grant, lease)
@@ -434,7 +465,15 @@ local function add_fair_steps()
     seen = {}
     local upto = time_of(times, grant)
     local function go() leave(queue, times, grant, upto) end
-    if was_first or not upto then go() else keeping_distance(times, upto, go) end
+    if was_first then
+      local gap = left_behind(queue, times, 1, grant)
+      go()
+      close_up(times, gap)
+    elseif upto then
+      keeping_distance(times, upto, go)
+    else
+      go()
+    end
     local first, _, kept = front(queue, times)
     local last = tidy_end(queue, times)
     local longest = on('ZRANGE', times, -1, -1, 'WITHSCORES')

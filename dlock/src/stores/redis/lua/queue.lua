@@ -42,6 +42,9 @@ if short == 'queue' then
       local waiters = ask('LRANGE', queue, '0', #leaves)
       for i = 1, #leaves do is_rare = is_rare or waiters[i] ~= leaves[i] end
       next_one = waiters[#leaves + 1] or next_one
+      -- One of Redisson's right behind gets what is left of their time, in fair.lua.
+      is_rare = is_rare or leaves[1] and waiters[#leaves + 1]
+        and not string.find(waiters[#leaves + 1], '^%x+%-%x+%-8%x%x%x%-')
       if is_released and waiters[#leaves + 1] then
         local its = ask('ZSCORE', times, next_one)
         is_rare = is_rare or type(its) ~= 'string' or its + 0 <= now_ms or its % 1 ~= 0
