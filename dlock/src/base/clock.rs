@@ -200,7 +200,7 @@ fn ahead(clock: rustix::time::ClockId, of: rustix::time::ClockId) -> i64 {
 }
 
 /// How long the machine was suspended since this process first asked: the clock of `Instant` stands still meanwhile
-/// (`CLOCK_UPTIME_RAW`), the one that is read first does not. So a pause between the two readings never looks like a suspend.
+/// (`CLOCK_UPTIME_RAW`), the clock that is read first runs on. So a pause between the two readings never looks like a suspend.
 #[cfg(all(target_vendor = "apple", not(dlock_sim)))]
 fn suspended() -> Duration {
     static AT_START: OnceLock<i128> = OnceLock::new();

@@ -306,20 +306,12 @@ impl<'e> Acquire<'e> {
             true => until_next_fair_request(left, again),
             false => until_next_request(left, self.longest, again),
         };
-        let sleep = self.with_last_look(sleep, now);
+        let sleep = self.evidence.with_last_look(sleep, now, self.rules.until);
         Step {
             head_waits: self.is_head,
             warns,
             listens,
             ..self.pauses(sleep, now)
-        }
-    }
-
-    /// Shortens the sleep after which the wait would be over without another look.
-    fn with_last_look(&self, sleep: Duration, now: Moment) -> Duration {
-        match self.rules.until.map(|until| self.evidence.last_look(until)) {
-            Some(last_look) if now < last_look => sleep.min(last_look.since(now)),
-            _ => sleep,
         }
     }
 

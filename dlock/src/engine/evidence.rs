@@ -185,6 +185,14 @@ impl Evidence {
         SILENCE.max(self.slowest * 4)
     }
 
+    /// Shortens a sleep that begins then, and after which the wait would be over without another look.
+    pub(crate) fn with_last_look(&self, sleep: Duration, begins: Moment, until: Option<Moment>) -> Duration {
+        match until.map(|until| self.last_look(until)) {
+            Some(last_look) if begins < last_look => sleep.min(last_look.since(begins)),
+            _ => sleep,
+        }
+    }
+
     /// When a waiter asks for the last time, if its wait is over then: a notification may have been lost.
     pub(crate) fn last_look(&self, until: Moment) -> Moment {
         until.earlier_by(self.patience() + A_MOMENT)

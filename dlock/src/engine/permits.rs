@@ -123,12 +123,11 @@ impl<'e> MorePermits<'e> {
     }
 
     fn waits(&self, pause: Duration, anew: bool, now: Moment) -> Next {
-        let listens_from = now + pause;
-        let at_most = match self.rules.until.map(|until| self.evidence.last_look(until)) {
-            Some(last_look) if listens_from < last_look => LONGEST_SLEEP.min(last_look.since(listens_from)),
-            _ => LONGEST_SLEEP,
-        };
-        Next::Wait { pause, at_most, anew }
+        Next::Wait {
+            pause,
+            at_most: (self.evidence).with_last_look(LONGEST_SLEEP, now + pause, self.rules.until),
+            anew,
+        }
     }
 }
 

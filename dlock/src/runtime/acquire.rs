@@ -285,7 +285,8 @@ impl<G: AcquireTarget> Wait<'_, G> {
             .await
     }
 
-    /// Returns what the store grants at once to a request that was made then. A call that is refused, or not answered, waits to become the queue head.
+    /// Returns what the store grants at once to a request that was made then. A call that is refused, or not answered, waits to
+    /// become the queue head.
     async fn now(
         &self,
         asked: Instant,

@@ -323,7 +323,7 @@ impl Options {
                     return Err(Error::InvalidOption {
                         option: "acquire_many",
                         reason: format!(
-                            "{} permits of a semaphore with a limit of {limit}: they can never be had at once",
+                            "{} permits of a semaphore with a limit of {limit}: they can never be acquired at once",
                             permits.amount
                         ),
                     });

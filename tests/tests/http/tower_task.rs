@@ -368,7 +368,7 @@ async fn limit_and_number_of_permits_are_not_given_together() {
         matches!(both, Err(Error::InvalidOption { option: "limit", .. })),
         "{both:?}"
     );
-    // They could never be had, and whoever comes next would wait behind them.
+    // The call could never acquire them, and later callers would wait behind it.
     let more = client.semaphore("t").limit(3).acquire_many(4).await;
     assert!(
         matches!(
